@@ -1,0 +1,49 @@
+# Two commands: `make demo` runs the main job, `make test` passes the tests. Both set everything up in .venv first.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv reads the system's certificates, which a company proxy may need.
+export UV_SYSTEM_CERTS ?= 1
+export UV_NATIVE_TLS ?= 1
+export UV_LINK_MODE ?= copy
+ARGS ?=
+
+.PHONY: setup demo test lint format lock chaos clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mizzen needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
+	@touch $@
+
+demo: setup
+	@$(BIN)/mizzen demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: setup
+	@$(BIN)/python -m pytest -m chaos --chaos-rounds 10 $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+
+# Writes the locks anew; they name no host.
+lock:
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
+	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
+
+clean:
+	rm -rf $(VENV)

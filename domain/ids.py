@@ -1,0 +1,93 @@
+"""Names and ids: their forms, and the ids that are derived from others."""
+
+import re
+import secrets
+import time
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+NAME_RULE = "1 to 63 lower-case letters, digits and hyphens, with a letter or digit at both ends"
+_NAME = re.compile(NAME_PATTERN)
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a tenant, workload, job, region, cluster, machine or table (`NAME_RULE`)."""
+    return _NAME.match(text) is not None
+
+
+def _base32(number: int, digits: int) -> str:
+    out = []
+    for _ in range(digits):
+        number, rest = divmod(number, 32)
+        out.append(_ALPHABET[rest])
+    return "".join(reversed(out))
+
+
+def new_workload_id() -> str:
+    """A workload id: `wl-`, 9 digits of time (milliseconds) and 7 of chance, so that ids sort by age."""
+    return f"wl-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
+
+
+def machine_id(region: str, cluster: str, machine: str) -> str:
+    """The id of a machine: `region/cluster/machine`."""
+    return f"{region}/{cluster}/{machine}"
+
+
+def workload_workflow_id(workload_id: str) -> str:
+    """The Temporal workflow that holds a workload's life."""
+    return f"workload/{workload_id}"
+
+
+def machine_workflow_id(machine: str) -> str:
+    """The Temporal workflow that holds a machine's registration."""
+    return f"machine/{machine}"
+
+
+def replica_workflow_id(table: str, region: str) -> str:
+    """The Temporal workflow that copies a table to a region."""
+    return f"replica/{table}/{region}"
+
+
+CONTROL_QUEUE = "control"
+SCHEDULER_WORKFLOW_ID = "scheduler"
+HOUSEKEEPING_WORKFLOW_ID = "housekeeping"
+
+
+def region_queue(region: str) -> str:
+    """The Temporal task queue of a region's RMS processes."""
+    return f"region/{region}"
+
+
+def agent_queue(machine: str) -> str:
+    """The Temporal task queue that one machine's agent polls."""
+    return f"agent/{machine}"
+
+
+def run_id(workload_id: str, attempt: int, job: str, task: int) -> str:
+    """One task of one attempt: the key under which an agent finds what an earlier try started."""
+    return f"{workload_id}.{attempt}.{job}.{task}"
+
+
+def checkpoint_prefix(workload_id: str) -> str:
+    """Where a workload's checkpoints are in its region's bucket."""
+    return f"checkpoints/{workload_id}/"
+
+
+def log_prefix(workload_id: str, attempt: int, job: str, task: int) -> str:
+    """Where a task's log segments are in its region's bucket."""
+    return f"logs/{workload_id}/{attempt}/{job}/{task}/"
+
+
+def launch_key(workload_id: str, attempt: int) -> str:
+    """Where an attempt's launch description is in its region's bucket."""
+    return f"launches/{workload_id}/{attempt}.json"
+
+
+def table_prefix(table: str) -> str:
+    """Where a table's objects are in a region's bucket."""
+    return f"tables/{table}/"
+
+
+def archive_key(sha256: str) -> str:
+    """Where an uploaded working directory is in a region's bucket."""
+    return f"archives/{sha256}.tar.gz"

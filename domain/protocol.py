@@ -1,0 +1,394 @@
+"""Messages between workflows, activities, agents and the outbox: names and payloads.
+
+Payloads are references and small facts. A plan, a snapshot or a specification never travels through Temporal's
+history; neither does a secret.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+# ------------------------------------------------------------------------------------------------ mail to workflows
+
+
+class MailKind(StrEnum):
+    """What can be told to a workload's workflow. Each is an outbox row first and a Temporal signal after."""
+
+    AWARDED = "awarded"
+    SLOTS_READY = "slots_ready"
+    EVICT = "evict"
+    CANCEL = "cancel"
+    PREEMPT = "preempt"
+    MACHINE_LOST = "machine_lost"
+    HUNG = "hung"
+
+
+@dataclass
+class Mail:
+    """One message to a workload's workflow. Delivered at least once; `id` tells a repetition."""
+
+    id: int
+    kind: str
+    attempt: int
+    """The attempt that it is about; an older one is ignored. 0: whichever it is now."""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------------------------------------- workload life
+
+
+@dataclass
+class WorkloadInput:
+    """State of a workload's workflow, carried over `continue_as_new`."""
+
+    workload_id: str
+    attempt: int = 0
+    """Number of the last attempt that was awarded: the fencing number of its tasks."""
+    placed: bool = False
+    """Started anew for a workload whose earlier workflow is gone: `attempt` may still hold slots and run tasks."""
+    failures: int = 0
+    """Failures of the user's own so far."""
+    hangs: int = 0
+    """Attempts in a row that hung."""
+    ran_s: float = 0.0
+    """Seconds of running in all earlier attempts."""
+    mails: list[Mail] = field(default_factory=list)
+    """Mail that was not dealt with yet."""
+    seen_mail: list[int] = field(default_factory=list)
+    """Ids of the last mails, to know a repetition."""
+
+
+@dataclass
+class TransitionRequest:
+    """Asks for a phase change with its event. Idempotent by (workload, attempt, phase).
+
+    The answer is False where a newer attempt was awarded meanwhile: nothing was changed then.
+    """
+
+    workload_id: str
+    attempt: int
+    phase: str
+    reason: dict[str, Any]
+
+
+@dataclass
+class StageRequest:
+    """Asks for an attempt's launch description to be written to its region's bucket."""
+
+    workload_id: str
+    attempt: int
+
+
+@dataclass
+class NodeLaunch:
+    """One machine's share of an attempt."""
+
+    machine: str
+    leads_jobs: list[str]
+    """Jobs whose task 0 is here: their rendezvous ports are reserved here."""
+
+
+@dataclass
+class LaunchPlan:
+    """What `launch.stage` found out: where the tasks start, and the limits that the workflow watches."""
+
+    region: str
+    bucket_url: str
+    launch_key: str
+    nodes: list[NodeLaunch]
+    tasks: int
+    checkpoint_region: str | None
+    """Where the newest checkpoint is; None if there was no earlier attempt."""
+    grace_s: float
+    max_runtime_s: float | None
+    retries: int
+    heartbeat_timeout_s: float
+    node_lost_after_s: float
+    """How long a node's work may wait for its agent before the machine counts as lost."""
+
+
+@dataclass
+class CheckpointCopy:
+    """Asks for a workload's checkpoints to be brought from one region's bucket to another's, and fenced at the source."""
+
+    workload_id: str
+    attempt: int
+    source_region: str
+    target_region: str
+
+
+@dataclass
+class ReleaseRequest:
+    """Ends an attempt: its slots go to their successors or become free, and it is recorded why.
+
+    `next_phase` is pending, preempted or a terminal phase. Idempotent by (workload, attempt).
+    """
+
+    workload_id: str
+    attempt: int
+    next_phase: str
+    reason: dict[str, Any]
+    progress: list["TaskProgress"] = field(default_factory=list)
+    blames_machine: str | None = None
+    """A machine on which tasks could not be started or were lost: counts towards its cordon."""
+
+
+# -------------------------------------------------------------------------------------------------------- scheduling
+
+
+@dataclass
+class ScanTicket:
+    """What a scan pass found: the queue's order, and whom to ask for bids."""
+
+    scan: int
+    workloads: list[str]
+    regions: list[str]
+    batch: int
+    bid_timeout_s: float
+    interval_s: float
+
+
+@dataclass
+class BidRequest:
+    """Asks a region to bid on queued workloads, each against the same snapshot, as of `scan` or later."""
+
+    region: str
+    scan: int
+    workloads: list[str]
+
+
+@dataclass
+class AwardRequest:
+    """Asks for the plans of a batch to be awarded in queue order."""
+
+    scan: int
+    workloads: list[str]
+    regions: list[str]
+    unreachable: list[str]
+    waited_s: float
+
+
+@dataclass
+class AwardResult:
+    """How a batch went: counts."""
+
+    awarded: int
+    waiting: int
+    rebids: int
+    """Plans that an earlier award of the batch, or a change meanwhile, had made stale."""
+
+
+# ------------------------------------------------------------------------------------------------------------ agents
+
+
+@dataclass
+class TaskProgress:
+    """What a task last reported through the SDK (`report.json`), and what the agent saw."""
+
+    job: str
+    task: int
+    step: int | None = None
+    resumed_step: int | None = None
+    """The step of the checkpoint that this attempt started from; None: from the beginning."""
+    checkpoint_step: int | None = None
+    checkpoint_at_s: float | None = None
+    checkpoint_bytes: int | None = None
+    checkpoint_s: float | None = None
+    """How long the last save took."""
+    active_at_s: float | None = None
+    """Last sign of life: a report, a checkpoint or log output."""
+
+
+@dataclass
+class TaskExit:
+    """How a task ended. Exactly one of `exit_code` and `signal` is set, or neither where its status was lost."""
+
+    job: str
+    task: int
+    exit_code: int | None = None
+    signal: int | None = None
+    log_tail: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def status(self) -> str:
+        """`exit code 3`, `signal 9`, or `an unknown status`."""
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return f"signal {self.signal}" if self.signal is not None else "an unknown status"
+
+
+@dataclass
+class PrepareNode:
+    """Asks an agent to fetch the launch description, unpack files and reserve a port for each job it leads."""
+
+    workload_id: str
+    attempt: int
+    machine: str
+    launch_key: str
+    bucket_url: str
+    leads_jobs: list[str]
+
+
+@dataclass
+class NodePrepared:
+    """The agent's answer: an address that its peers can dial, and a port for each job that it leads."""
+
+    machine: str
+    address: str
+    ports: dict[str, int]
+
+
+@dataclass
+class RunNode:
+    """Asks an agent to run its tasks of an attempt to their end: the one long activity for each node."""
+
+    workload_id: str
+    attempt: int
+    machine: str
+    launch_key: str
+    bucket_url: str
+    masters: dict[str, str]
+    """Job to `address:port` of its rendezvous."""
+
+
+@dataclass
+class NodeHeartbeat:
+    """Heartbeat details of `node.run`."""
+
+    progress: list[TaskProgress]
+    running: int
+
+
+@dataclass
+class NodeOutcome:
+    """How a node's tasks ended. `stopped` if the agent was told to stop them before they had all ended.
+
+    As soon as one task fails the agent stops the others of its node and returns; the workflow stops the other nodes.
+    """
+
+    machine: str
+    exits: list[TaskExit]
+    progress: list[TaskProgress]
+    stopped: bool = False
+    hung_s: float | None = None
+    """Seconds without a sign of life, where the agent found the gang's tasks here hung."""
+
+
+@dataclass
+class StopNode:
+    """Asks an agent to stop its tasks of an attempt: SIGTERM, `grace_s`, SIGKILL to each whole process group.
+
+    Returns when nothing of them runs. Attempts up to `attempt` are refused from then on.
+    """
+
+    workload_id: str
+    attempt: int
+    grace_s: float
+
+
+@dataclass
+class Hello:
+    """An agent's registration: signalled to its machine's workflow at each start of the agent."""
+
+    machine: str
+    region: str
+    cluster: str
+    rack: str
+    gpu_type: str | None
+    gpus: int
+    cpus_milli: int
+    memory_bytes: int
+    address: str
+    incarnation: str
+    """New at each boot of the machine; an agent that restarts on a running machine keeps it."""
+    public_key: str
+    """X25519, base64: secrets of its tasks are sealed to it."""
+    runs: list[str] = field(default_factory=list)
+    """`workload.attempt` of what still runs there."""
+
+
+@dataclass
+class Welcome:
+    """Answer to `Hello`: runs that no longer belong there, which the agent stops before the machine is ready."""
+
+    stop: list[str]
+    heartbeat_timeout_s: float
+    lost_after_s: float = 30.0
+
+
+@dataclass
+class Attend:
+    """Asks an agent to stop `stop`, then to heartbeat for as long as it lives: how an idle machine is known alive."""
+
+    machine: str
+    incarnation: str
+    stop: list[str]
+
+
+# ----------------------------------------------------------------------------------------------- dry runs and data
+
+
+@dataclass
+class DryRunRequest:
+    """Asks what would happen to a workload if it were submitted now. Nothing is written."""
+
+    spec: dict[str, Any]
+    """`domain.spec.WorkloadSpec` as JSON."""
+
+
+@dataclass
+class DryRunResult:
+    """What would happen: a place with its victims, or each region's reasons why not."""
+
+    admitted: bool
+    rank: int
+    over_quota: bool
+    region: str | None = None
+    machines: list[str] = field(default_factory=list)
+    victims: list[str] = field(default_factory=list)
+    reasons: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class ReplicateTable:
+    """Asks for a complete, verified replica of a table in a region."""
+
+    table: str
+    source_region: str
+    target_region: str
+
+
+# -------------------------------------------------------------------------------------------------- activity names
+
+
+class Activity(StrEnum):
+    """Names under which activities are registered: the signature of each is given beside its name."""
+
+    # On the control queue, most of them run as local activities of the workflow's own worker.
+    TRANSITION = "workload.transition"  # TransitionRequest -> bool
+    RELEASE = "workload.release"  # ReleaseRequest -> None
+    STAGE = "launch.stage"  # StageRequest -> LaunchPlan
+    STAGED_HERE = "launch.staged_here"  # StageRequest -> None: its checkpoints are in its region from now on
+    SCAN = "queue.scan"  # -> ScanTicket
+    AWARD = "queue.award"  # AwardRequest -> AwardResult
+    DRY_RUN = "queue.dry_run"  # DryRunRequest -> DryRunResult
+    REGISTER_MACHINE = "machine.register"  # Hello -> Welcome
+    MACHINE_READY = "machine.ready"  # Attend -> None
+    MACHINE_LOST = "machine.lost"  # Attend -> None
+    RECONCILE = "house.reconcile"  # -> None
+    COLLECT = "house.collect"  # -> None
+    EXPIRE = "house.expire"  # -> None
+    # On a region's queue.
+    BID = "region.bid"  # BidRequest -> int: plans found
+    COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)
+    COPY_TABLE = "region.copy_table"  # ReplicateTable -> int (bytes)
+    # On an agent's queue.
+    PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
+    RUN_NODE = "node.run"  # RunNode -> NodeOutcome
+    STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
+    ATTEND = "machine.attend"  # Attend -> None, only ever ends by failure or shutdown

@@ -1,0 +1,118 @@
+"""Why something waits, was refused, evicted or stopped: one closed list of codes, each with its numbers.
+
+Programs read the code and the numbers; the sentence is made from them and nobody parses it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ReasonCode(StrEnum):
+    """The closed list. The value is what the API, events and search attributes carry."""
+
+    # A region, or the queue, says no.
+    SCAN_PENDING = "scan_pending"
+    HELD = "held"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    REGION_EXCLUDED = "region_excluded"
+    REGION_UNREACHABLE = "region_unreachable"
+    NO_HARDWARE = "no_hardware"
+    DATA_NOT_HERE = "data_not_here"
+    DATA_NOWHERE = "data_nowhere"
+    REPLICATING_DATA = "replicating_data"
+    INSUFFICIENT_CAPACITY = "insufficient_capacity"
+    AWARD_CONFLICT = "award_conflict"
+    # Why a placed workload is not running yet.
+    WAITING_FOR_VICTIMS = "waiting_for_victims"
+    COPYING_CHECKPOINT = "copying_checkpoint"
+    STARTING_TASKS = "starting_tasks"
+    # Why it was placed, stopped or moved.
+    AWARDED = "awarded"
+    EVICTED = "evicted"
+    PREEMPTED_BY_OPERATOR = "preempted_by_operator"
+    MACHINE_DRAINED = "machine_drained"
+    MACHINE_LOST = "machine_lost"
+    LAUNCH_FAILED = "launch_failed"
+    NO_PROGRESS = "no_progress"
+    STACK_STOPPED = "stack_stopped"
+    # Why it ended.
+    COMPLETED = "completed"
+    TASK_FAILED = "task_failed"
+    RETRIES_EXHAUSTED = "retries_exhausted"
+    MAX_RUNTIME = "max_runtime"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    # Machines.
+    CORDONED_BY_OPERATOR = "cordoned_by_operator"
+    KEEPS_FAILING_GANGS = "keeps_failing_gangs"
+
+
+_SENTENCES: dict[ReasonCode, str] = {
+    ReasonCode.SCAN_PENDING: "waits for the next scan of the queue",
+    ReasonCode.HELD: "held by {by}; `mizzen release` lets it go on",
+    ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this needs {needs} more",
+    ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
+    ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
+    ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
+    ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
+    ReasonCode.DATA_NOWHERE: "no region has a complete replica of table {table}",
+    ReasonCode.REPLICATING_DATA: "table {table} is being copied to {region}: {done_bytes} of {total_bytes} bytes",
+    ReasonCode.INSUFFICIENT_CAPACITY: (
+        "region {region} can place {placeable} of {tasks} tasks of job {job} now, evicting {evictable} workloads"
+        " of lower priority included"
+    ),
+    ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
+    ReasonCode.WAITING_FOR_VICTIMS: "waits until {victims} give up their slots",
+    ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
+    ReasonCode.STARTING_TASKS: "starting {tasks} tasks on {machines} machines",
+    ReasonCode.AWARDED: "placed in {region} on {machines} machines, evicting {victims} workloads",
+    ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
+    ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
+    ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
+    ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
+    ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
+    ReasonCode.NO_PROGRESS: "no progress for {silent_s} s, more than the {limit_s} s that it allows",
+    ReasonCode.STACK_STOPPED: "mizzen was stopped; it goes on at the next start",
+    ReasonCode.COMPLETED: "all {tasks} tasks ended with exit code 0",
+    ReasonCode.TASK_FAILED: "task {task} ended with {status}",
+    ReasonCode.RETRIES_EXHAUSTED: "task {task} ended with {status} and all {retries} retries are used up",
+    ReasonCode.MAX_RUNTIME: "ran for {ran_s} s of the {limit_s} s that it allows",
+    ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
+    ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
+    ReasonCode.KEEPS_FAILING_GANGS: "{failures} gangs in a row lost or failed to start tasks here, the last {workload}",
+}
+
+
+class _Blank(dict[str, object]):
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A code and the numbers that belong to it. `str()` gives `code: sentence`."""
+
+    code: ReasonCode
+    detail: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """The code's sentence with this reason's numbers."""
+        return _SENTENCES[self.code].format_map(_Blank(self.detail))
+
+    def __str__(self) -> str:
+        return f"{self.code.value}: {self.sentence}"
+
+    def to_json(self) -> dict[str, object]:
+        """`{"code", "detail", "sentence"}`, as the API, events and the database carry it."""
+        return {"code": self.code.value, "detail": dict(self.detail), "sentence": self.sentence}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, object]) -> "Reason":
+        """The reason that `to_json` wrote.
+
+        Raises:
+            ValueError: the code is not of the closed list.
+        """
+        detail = body.get("detail")
+        return cls(ReasonCode(str(body["code"])), dict(detail) if isinstance(detail, Mapping) else {})

@@ -1,0 +1,267 @@
+"""What the decision packages take and give: the queue for GMS, a region's snapshot, requests, bids and plans for RMS.
+
+Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), memory is bytes, GPUs are whole slots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import ConfigDict
+
+from domain.reasons import Reason
+
+_JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
+"""JSON has no infinity: it travels as a string, and is read as a number again."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """One job of a gang: `tasks` identical tasks, each on one machine.
+
+    Shapes: `gpu_types` is in order of preference and empty where `gpus_per_task` is 0.
+    """
+
+    name: str
+    tasks: int
+    gpus_per_task: int
+    gpu_types: tuple[str, ...]
+    cpus_milli_per_task: int
+    memory_bytes_per_task: int
+
+    @property
+    def gpus(self) -> int:
+        """GPU slots of all tasks together."""
+        return self.tasks * self.gpus_per_task
+
+    @property
+    def cpus_milli(self) -> int:
+        """Thousandths of a core of all tasks together."""
+        return self.tasks * self.cpus_milli_per_task
+
+
+# --------------------------------------------------------------------------------------------------- GMS (MAST 4.2)
+
+
+@dataclass(frozen=True)
+class TenantState:
+    """A tenant's level (1..7), quota, and what it used over the window."""
+
+    name: str
+    level: int
+    quota_gpus: Mapping[str, int]
+    """GPU type to slots; an absent type is a quota of 0."""
+    quota_cpus_milli: int | None
+    """None: no limit on CPUs."""
+    window_share: float
+    """The larger of its share of the fleet's GPUs and of its CPUs, averaged over the window."""
+
+
+@dataclass(frozen=True)
+class QueuedWorkload:
+    """A pending workload as the scan sees it."""
+
+    id: str
+    tenant: str
+    submitted_at_s: float
+    """The start of its age: kept over preemptions."""
+    jobs: tuple[JobRequest, ...]
+    level_wish: int | None = None
+    """A level below (numerically above) its tenant's, where the user asked for one."""
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class PlacedWorkload:
+    """A workload that holds resources, as the scan sees it."""
+
+    id: str
+    tenant: str
+    awarded_at_s: float
+    gpus: Mapping[str, int]
+    cpus_milli: int
+    level_wish: int | None = None
+
+
+@dataclass(frozen=True)
+class CreditWeights:
+    """The constants of expressions 10 and 11."""
+
+    w_age: float
+    """Credit per second of age."""
+    age_cap_s: float
+    w_fair: float
+
+
+@dataclass(frozen=True)
+class QueueSnapshot:
+    """All that a GMS scan pass looks at, taken at one moment `now_s`."""
+
+    now_s: float
+    tenants: tuple[TenantState, ...]
+    pending: tuple[QueuedWorkload, ...]
+    placed: tuple[PlacedWorkload, ...]
+    weights: CreditWeights
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One pending workload after a scan, in queue order."""
+
+    id: str
+    rank: int
+    """1..7, or `OVER_QUOTA_RANK`."""
+    level: int
+    over_quota: bool
+    credit: float
+    gpu_types: tuple[tuple[str, ...], ...]
+    """For each job, the GPU types on which it may be placed: within its tenant's quota where it is within-quota."""
+    reason: Reason | None
+    """Why it is over-quota, if it is."""
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """A scan pass: the queue in order, and the rank of every placed workload."""
+
+    queue: tuple[Ranked, ...]
+    placed_ranks: Mapping[str, int]
+
+
+# --------------------------------------------------------------------------------------------------- RMS (MAST 4.3)
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """A machine's free resources: what no workload holds and none was promised."""
+
+    id: str
+    cluster: str
+    rack: str
+    gpu_type: str | None
+    gpus: int
+    free_gpus: int
+    free_cpus_milli: int
+    free_memory_bytes: int
+    cpus_milli: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one workload holds on one machine."""
+
+    machine: str
+    gpus: int
+    cpus_milli: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class RunningWorkload:
+    """A workload that holds resources in the region and may be a victim."""
+
+    id: str
+    rank: int
+    started_at_s: float
+    holdings: tuple[Holding, ...]
+    last_checkpoint_at_s: float | None
+    """None: it has reported no checkpoint; the cluster's usual is imputed."""
+    evictable: bool = True
+    """False: protected by the minimum runtime, or being evicted already."""
+
+    @property
+    def gpus(self) -> int:
+        """GPU slots that it holds in the region."""
+        return sum(h.gpus for h in self.holdings)
+
+
+@dataclass(frozen=True)
+class RegionSnapshot:
+    """A region's schedulable machines and running workloads at a position of the change log."""
+
+    region: str
+    position: int
+    now_s: float
+    machines: tuple[MachineState, ...]
+    running: tuple[RunningWorkload, ...]
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A workload that asks a region for a plan."""
+
+    workload: str
+    rank: int
+    jobs: tuple[JobRequest, ...]
+    may_not_evict: frozenset[str] = frozenset()
+    """Workloads that evicted this one before: two never evict each other in turn."""
+
+
+@dataclass(frozen=True)
+class JobPlacement:
+    """Where one job's tasks go: `machines` is a list of (machine id, number of tasks), sorted by machine id."""
+
+    job: str
+    cluster: str
+    gpu_type: str | None
+    machines: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class PlanQuality:
+    """The criteria by which plans compare, in order; a smaller tuple is a better plan (`key`)."""
+
+    __pydantic_config__ = _JSON_CONFIG
+
+    victims_by_rank: tuple[int, ...]
+    """Number of victims at ranks 1..8."""
+    lost_gpu_s: float
+    """GPU-seconds since the victims' last checkpoints."""
+    youngest_victim_started_at_s: float
+    """Start of the victim that ran shortest; minus infinity without victims."""
+    type_preference: int
+    """Sum over jobs of the index of the GPU type in the job's list."""
+    racks: int
+    machines: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The order of criteria up to the region and machine ids, which the caller appends."""
+        return (
+            self.victims_by_rank,
+            sum(self.victims_by_rank),
+            self.lost_gpu_s,
+            self.youngest_victim_started_at_s,
+            self.type_preference,
+            self.racks,
+            self.machines,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A region's plan for a whole gang. Nothing has been touched: the award checks and commits it."""
+
+    workload: str
+    region: str
+    position: int
+    jobs: tuple[JobPlacement, ...]
+    victims: tuple[str, ...]
+    quality: PlanQuality
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Total order over plans for one workload: quality, then region and machine ids."""
+        return (*self.quality.key, self.region, tuple(m for job in self.jobs for m in job.machines))
+
+
+@dataclass(frozen=True)
+class Bid:
+    """A region's answer for one workload: a plan, or the reasons why there is none."""
+
+    __pydantic_config__ = _JSON_CONFIG
+
+    workload: str
+    region: str
+    plan: Plan | None
+    reasons: tuple[Reason, ...] = field(default=())

@@ -1,0 +1,10 @@
+"""The search attributes that operators filter by in Temporal: names here, registered by `infra.search_attributes`."""
+
+TENANT = "MizzenTenant"
+REGION = "MizzenRegion"
+PHASE = "MizzenPhase"
+PRIORITY = "MizzenPriority"
+REASON = "MizzenReason"
+
+KEYWORDS = (TENANT, REGION, PHASE, REASON)
+INTEGERS = (PRIORITY,)
