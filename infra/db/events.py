@@ -1,0 +1,114 @@
+"""The event log: written with the change that it tells of, read in an order without gaps.
+
+Serial ids are drawn before their transaction commits, so a reader that remembers the largest id it saw would miss
+those that commit late. Readers here follow (txid, id) and stop before the oldest transaction still in flight: what
+lies below it is complete for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, literal_column, select, text, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from domain.reasons import Reason
+from infra.db.models import Event
+
+CHANNEL = "mizzen_event"
+"""`NOTIFY` channel: something was written to the event log."""
+
+
+@dataclass(frozen=True, order=True)
+class Cursor:
+    """A position in the event log. Its text form is `txid-id`, as in SSE's `Last-Event-ID`."""
+
+    txid: int = 0
+    id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.txid}-{self.id}"
+
+    @classmethod
+    def parse(cls, text_: str) -> "Cursor":
+        """The cursor that `str()` gave.
+
+        Raises:
+            ValueError: it does not have the form `txid-id`.
+        """
+        txid, dash, id_ = text_.partition("-")
+        if not (dash and txid.isascii() and id_.isascii() and txid.isdigit() and id_.isdigit()):
+            raise ValueError(f"{text_!r} is not an event id of the form 123-45")
+        if int(txid) >= 1 << 63 or int(id_) >= 1 << 63:
+            raise ValueError(f"{text_!r} is out of range for an event id")
+        return cls(int(txid), int(id_))
+
+
+def record(
+    session: Session,
+    kind: str,
+    *,
+    tenant: str | None = None,
+    workload: str | None = None,
+    attempt: int | None = None,
+    region: str | None = None,
+    machine: str | None = None,
+    reason: Reason | dict[str, Any] | None = None,
+    detail: dict[str, Any] | None = None,
+    dedup: str | None = None,
+) -> bool:
+    """Writes one event in the session's transaction and wakes readers at its commit.
+
+    With `dedup`, a second event of the same workload and key is not written; False tells so.
+    """
+    body = reason.to_json() if isinstance(reason, Reason) else reason
+    statement = (
+        insert(Event)
+        .values(
+            kind=kind,
+            tenant=tenant,
+            workload=workload,
+            attempt=attempt,
+            region=region,
+            machine=machine,
+            reason=body,
+            detail=detail or {},
+            dedup=dedup,
+        )
+        .on_conflict_do_nothing(constraint="event_once")
+        .returning(Event.id)
+    )
+    written = session.execute(statement).scalar() is not None
+    if written:
+        session.execute(text(f"notify {CHANNEL}"))
+    return written
+
+
+def read_after(
+    session: Session,
+    cursor: Cursor,
+    *,
+    workload: str | None = None,
+    tenant: str | None = None,
+    limit: int = 500,
+) -> Sequence[Event]:
+    """Events after `cursor`, oldest first, up to the oldest transaction in flight; at most `limit`."""
+    statement: Select[tuple[Event]] = (
+        select(Event)
+        .where(tuple_(Event.txid, Event.id) > (cursor.txid, cursor.id))
+        .where(Event.txid < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
+        .order_by(Event.txid, Event.id)
+        .limit(limit)
+    )
+    if workload is not None:
+        statement = statement.where(Event.workload == workload)
+    if tenant is not None:
+        statement = statement.where(Event.tenant == tenant)
+    return session.execute(statement).scalars().all()
+
+
+def position(session: Session) -> Cursor:
+    """The newest position that a reader could have reached now."""
+    txid = session.execute(text("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1")).scalar_one()
+    return Cursor(int(txid), (1 << 63) - 1)

@@ -1,0 +1,411 @@
+"""The tables. Postgres owns who holds which GPU, the queue, tenants, tables and checkpoints.
+
+Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set of a machine's GPU slots is a bit mask
+(bit i is slot i). Derived facts (rank, credit) are not columns: they are computed and published (`Publication`).
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    LargeBinary,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+MAX_SLOTS = 62
+"""GPU slots of one machine at most: a mask is a signed 64-bit integer."""
+
+Json = dict[str, Any]
+_NOW = func.now()
+
+
+class Base(DeclarativeBase):
+    """Every table's base; maps Python types to Postgres types."""
+
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own protocol
+        datetime: TIMESTAMP(timezone=True),
+        Json: JSONB,
+        str: Text,
+        int: BigInteger,
+        list[str]: ARRAY(Text),
+        bytes: LargeBinary,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- people and keys
+
+
+class Tenant(Base):
+    """A team with a priority level and a quota (MAST 4.2)."""
+
+    __tablename__ = "tenant"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[int] = mapped_column(CheckConstraint("level between 1 and 7"))
+    quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    quota_cpus_milli: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class ApiKey(Base):
+    """An API key, stored as the SHA-256 of its 256 random bits, with a role and, unless it is an operator's, a tenant."""
+
+    __tablename__ = "api_key"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    sha256: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[str] = mapped_column(CheckConstraint("role in ('viewer', 'submitter', 'operator')"))
+    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
+    label: Mapped[str] = mapped_column(server_default="")
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    revoked_at: Mapped[datetime | None]
+    __table_args__ = (CheckConstraint("tenant is not null or role in ('operator', 'viewer')", name="api_key_tenant"),)
+
+
+class Secret(Base):
+    """A tenant's secret, encrypted with the installation's master key; never leaves except sealed to a machine."""
+
+    __tablename__ = "secret"
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    box: Mapped[bytes]
+    updated_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Audit(Base):
+    """Who changed what."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=_NOW, index=True)
+    actor: Mapped[str]
+    """The id of an API key, or `mizzen`."""
+    tenant: Mapped[str | None]
+    action: Mapped[str]
+    target: Mapped[str]
+    detail: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+
+
+# -------------------------------------------------------------------------------------------------------------- fleet
+
+
+class Region(Base):
+    """A region with its bucket."""
+
+    __tablename__ = "region"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    bucket_url: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Cluster(Base):
+    """A dynamic cluster of a region."""
+
+    __tablename__ = "cluster"
+    region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    manager: Mapped[str] = mapped_column(server_default="agent")
+    """Which cluster manager starts tasks there: `agent` is our own node agents."""
+
+
+class Machine(Base):
+    """A machine and what of it is held or promised. The allocation guard keeps the masks and the free counts."""
+
+    __tablename__ = "machine"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str]
+    cluster: Mapped[str]
+    rack: Mapped[str]
+    gpu_type: Mapped[str | None]
+    gpus: Mapped[int] = mapped_column(CheckConstraint(f"gpus between 0 and {MAX_SLOTS}"))
+    cpus_milli: Mapped[int]
+    memory_bytes: Mapped[int]
+    held: Mapped[int] = mapped_column(server_default="0")
+    """Slots that an allocation holds."""
+    promised: Mapped[int] = mapped_column(server_default="0")
+    """Slots, held by a victim, that have a successor."""
+    free_cpus_milli: Mapped[int]
+    free_memory_bytes: Mapped[int]
+    state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')"))
+    cordon: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """A reason, if no new work may be placed here."""
+    draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    failed_gangs: Mapped[int] = mapped_column(server_default="0")
+    """Gangs in a row that lost tasks or could not start them here."""
+    incarnation: Mapped[str]
+    public_key: Mapped[str]
+    address: Mapped[str]
+    registered_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    lost_at: Mapped[datetime | None]
+    __table_args__ = (
+        ForeignKeyConstraint(["region", "cluster"], ["cluster.region", "cluster.name"]),
+        CheckConstraint("free_cpus_milli between 0 and cpus_milli", name="machine_cpus"),
+        CheckConstraint("free_memory_bytes between 0 and memory_bytes", name="machine_memory"),
+        CheckConstraint("held >= 0 and held < (1::bigint << gpus::int)", name="machine_held"),
+        Index("machine_region", "region"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- workloads
+
+
+class Workload(Base):
+    """A submitted workload. What happens next to it is its workflow's; this is what everyone else may know of it."""
+
+    __tablename__ = "workload"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"))
+    name: Mapped[str]
+    labels: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    spec: Mapped[Json]
+    """`domain.spec.WorkloadSpec`."""
+    phase: Mapped[str] = mapped_column(server_default="pending")
+    reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """Why it is in this phase."""
+    attempt: Mapped[int] = mapped_column(server_default="0")
+    """Number of the newest award: the fencing number of its tasks."""
+    level: Mapped[int | None]
+    """The user's wish for a lower level; may be lowered later."""
+    held_by: Mapped[str | None]
+    submitted_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    finished_at: Mapped[datetime | None]
+    region: Mapped[str | None]
+    """Where it is placed now."""
+    checkpoint_region: Mapped[str | None]
+    """Where its newest checkpoint is."""
+    submitted_by: Mapped[str] = mapped_column(server_default="")
+    expired_at: Mapped[datetime | None]
+    """When its logs and checkpoints were deleted."""
+    __table_args__ = (
+        Index("workload_tenant", "tenant", "id"),
+        Index("workload_live", "phase", postgresql_where=text("finished_at is null")),
+        Index("workload_labels", "labels", postgresql_using="gin"),
+    )
+
+
+class Idempotency(Base):
+    """An Idempotency-Key and the answer that it got."""
+
+    __tablename__ = "idempotency"
+    api_key: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[str]
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"))
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Attempt(Base):
+    """One award of a workload, from award to release."""
+
+    __tablename__ = "attempt"
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    region: Mapped[str]
+    plan: Mapped[Json]
+    """Job placements, victims and quality, as awarded."""
+    awarded_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    ready_at: Mapped[datetime | None]
+    """When it held all its slots."""
+    started_at: Mapped[datetime | None]
+    """When its tasks ran."""
+    evicting_since: Mapped[datetime | None]
+    """When it was told to go: by an evictor, an operator or a drain."""
+    evictor: Mapped[str | None]
+    released_at: Mapped[datetime | None]
+    outcome: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The reason it ended."""
+    resumed_step: Mapped[int | None]
+    last_step: Mapped[int | None]
+    checkpoint_step: Mapped[int | None]
+    checkpoint_at: Mapped[datetime | None]
+    checkpoint_bytes: Mapped[int | None]
+    checkpoint_s: Mapped[float | None]
+    gpu_types: Mapped[Json]
+    """GPU type to slots that it holds."""
+    cpus_milli: Mapped[int]
+    __table_args__ = (
+        Index("attempt_live", "workload", unique=True, postgresql_where=text("released_at is null")),
+        Index("attempt_window", "released_at"),
+    )
+
+
+class Allocation(Base):
+    """What one attempt holds or was promised on one machine. Never deleted with the run: it is the history.
+
+    A trigger (the allocation guard, in the migrations) keeps the machine's masks and free counts and refuses an overlap.
+    """
+
+    __tablename__ = "allocation"
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    machine: Mapped[str] = mapped_column(ForeignKey("machine.id"), primary_key=True)
+    slots: Mapped[int]
+    """Slots held."""
+    awaited: Mapped[int]
+    """Slots promised, which a victim still holds."""
+    cpus_milli: Mapped[int]
+    awaited_cpus_milli: Mapped[int]
+    """Part of `cpus_milli` that victims still hold."""
+    memory_bytes: Mapped[int]
+    awaited_memory_bytes: Mapped[int]
+    tasks: Mapped[Json]
+    """`{"tasks": [{"job", "task", "slots": [..]}]}`."""
+    awarded_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    held_at: Mapped[datetime | None]
+    """When nothing was awaited any more: tasks run only after."""
+    released_at: Mapped[datetime | None]
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"
+        ),
+        CheckConstraint("slots & awaited = 0", name="allocation_disjoint"),
+        CheckConstraint(
+            "awaited_cpus_milli between 0 and cpus_milli and awaited_memory_bytes between 0 and memory_bytes",
+            name="allocation_awaited",
+        ),
+        Index("allocation_live", "machine", postgresql_where=text("released_at is null")),
+    )
+
+
+class Eviction(Base):
+    """Who evicted whom: a victim never evicts its evictor in turn."""
+
+    __tablename__ = "eviction"
+    evictor: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    evictor_attempt: Mapped[int] = mapped_column(primary_key=True)
+    victim: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    victim_attempt: Mapped[int]
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    __table_args__ = (Index("eviction_victim", "victim"),)
+
+
+# --------------------------------------------------------------------------------------------------------------- data
+
+
+class Table(Base):
+    """An input table: a folder of objects with a home region."""
+
+    __tablename__ = "data_table"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    size_bytes: Mapped[int]
+    home_region: Mapped[str] = mapped_column(ForeignKey("region.name"))
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+class Replica(Base):
+    """A table's copy in a region."""
+
+    __tablename__ = "replica"
+    data_table: Mapped[str] = mapped_column(ForeignKey("data_table.name", ondelete="CASCADE"), primary_key=True)
+    region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
+    state: Mapped[str] = mapped_column(CheckConstraint("state in ('copying', 'ready')"))
+    source_region: Mapped[str | None]
+    done_bytes: Mapped[int] = mapped_column(server_default="0")
+    requested_by: Mapped[str | None]
+    """The workload for which it is made on demand."""
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    ready_at: Mapped[datetime | None]
+
+
+class Archive(Base):
+    """An uploaded working directory (tar.gz), by its SHA-256."""
+
+    __tablename__ = "archive"
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    body: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
+# -------------------------------------------------------------------------------------------------- logs of the system
+
+
+class Event(Base):
+    """The event log: everything that happened, in an order that readers can follow without gaps.
+
+    Serial ids become visible out of order. `txid` is the writing transaction, and readers go only up to the oldest
+    transaction still in flight (`infra.db.events`), in the order (txid, id).
+    """
+
+    __tablename__ = "event"
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"))
+    at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    kind: Mapped[str]
+    """`workload.<phase>`, `workload.progress`, `machine.<state>`, `replica.<state>`, ..."""
+    tenant: Mapped[str | None]
+    workload: Mapped[str | None]
+    attempt: Mapped[int | None]
+    region: Mapped[str | None]
+    machine: Mapped[str | None]
+    reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    detail: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    dedup: Mapped[str | None]
+    """Key by which an effect that is carried out again finds that it has written this already."""
+    __table_args__ = (
+        UniqueConstraint("workload", "dedup", name="event_once"),
+        Index("event_order", "txid", "id"),
+        Index("event_workload", "workload", "txid", "id"),
+    )
+
+
+class Outbox(Base):
+    """Mail to Temporal, written in the transaction that makes it true and delivered after it, at least once."""
+
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    kind: Mapped[str]
+    """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table)."""
+    workload: Mapped[str | None]
+    body: Mapped[Json]
+    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    delivered_at: Mapped[datetime | None]
+    __table_args__ = (Index("outbox_due", "id", postgresql_where=text("delivered_at is null")),)
+
+
+class Publication(Base):
+    """Derived facts, computed by their owner and published whole for reading: the queue's ranks, reasons to wait."""
+
+    __tablename__ = "publication"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    body: Mapped[Json]
+
+
+class RegionBid(Base):
+    """A region's answer in one scan's auction: scratch between the regions' bids and the award."""
+
+    __tablename__ = "region_bid"
+    scan: Mapped[int] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    body: Mapped[Json]
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
+
+
+class Waiting(Base):
+    """Why a queued workload was not placed at the last tick: every region's answer. Derived, replaced at each change."""
+
+    __tablename__ = "waiting"
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    reasons: Mapped[Json]
+    """`{"reasons": [...]}`."""
+
+
+class Setting(Base):
+    """Facts of the installation: schema of the fleet file in force, the first operator key's id, and so on."""
+
+    __tablename__ = "setting"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[Json]
+

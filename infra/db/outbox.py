@@ -1,0 +1,38 @@
+"""Writing mail to Temporal in the transaction that makes it true. `activities.dispatch` delivers it afterwards."""
+
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from domain.protocol import MailKind
+from infra.db.models import Outbox
+
+CHANNEL = "mizzen_outbox"
+"""`NOTIFY` channel: something was put into the outbox."""
+
+
+def _put(session: Session, kind: str, workload: str | None, body: dict[str, Any]) -> None:
+    session.add(Outbox(kind=kind, workload=workload, body=body))
+    session.flush()
+    session.execute(text(f"notify {CHANNEL}"))
+
+
+def start_workload(session: Session, workload: str, *, attempt: int = 0, placed: bool = False) -> None:
+    """Starts the workload's workflow once this transaction is committed, at the state that it has in it."""
+    _put(session, "start", workload, {"attempt": attempt, "placed": placed})
+
+
+def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail: object) -> None:
+    """Tells a workload's workflow something about `attempt` (0: whichever it is then)."""
+    _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
+
+
+def wake_scheduler(session: Session) -> None:
+    """Asks for a GMS scan pass: something changed that could let a queued workload be placed."""
+    _put(session, "wake", None, {})
+
+
+def replicate(session: Session, table: str, source_region: str, target_region: str) -> None:
+    """Starts the copy of a table to a region."""
+    _put(session, "replicate", None, {"table": table, "source": source_region, "target": target_region})

@@ -1,0 +1,56 @@
+"""Engines and transactions. Sessions are short: never open across a network call."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+
+from infra.errors import ConfigurationError
+
+
+def sqlalchemy_url(database_url: str) -> str:
+    """`postgresql://...` as SQLAlchemy wants it, with the psycopg 3 driver.
+
+    Raises:
+        ConfigurationError: it is not a Postgres URL.
+    """
+    try:
+        url = make_url(database_url)
+    except Exception as error:
+        raise ConfigurationError(f"database: {database_url!r} is not a URL: {error}") from None
+    if url.get_backend_name() not in ("postgresql", "postgres"):
+        raise ConfigurationError(
+            f"database: {url.get_backend_name()!r} is not supported, give a postgresql:// URL (Postgres is the only one)"
+        )
+    return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mizzen") -> Engine:
+    """An engine whose connections are tested before use, so that a restart of Postgres costs one retry, not an error.
+
+    Raises:
+        ConfigurationError: `database_url` is not a Postgres URL.
+    """
+    return create_engine(
+        sqlalchemy_url(database_url),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,
+        connect_args={"application_name": application, "connect_timeout": 5},
+    )
+
+
+@contextmanager
+def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Session]:
+    """A session in one transaction: committed at the end of the block, rolled back on an exception.
+
+    `isolation` is Postgres's name of a level (`REPEATABLE READ` for a snapshot); None is READ COMMITTED.
+    """
+    with engine.connect() as connection:
+        if isolation is not None:
+            connection = connection.execution_options(isolation_level=isolation)
+        with connection.begin(), Session(connection, expire_on_commit=False) as session:
+            yield session
+            session.flush()

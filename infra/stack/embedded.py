@@ -1,0 +1,210 @@
+"""The embedded stack: every part of mizzen on this machine, on a data folder, under one supervisor."""
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from sqlalchemy import Engine, select
+
+from domain.phases import PLACED_PHASES
+from domain.protocol import MailKind
+from domain.reasons import ReasonCode
+from infra.bootstrap import bootstrap, set_paused, write_private
+from infra.config import Settings
+from infra.db import outbox
+from infra.db.models import Workload
+from infra.db.session import open_engine, transaction
+from infra.errors import StackError
+from infra.stack import temporal
+from infra.stack.fleet import Fleet
+from infra.stack.ports import require_free
+from infra.stack.postgres import EmbeddedPostgres
+from infra.stack.supervisor import Child, Supervisor, dies_with_parent
+from infra.temporal_client import connect
+
+_log = logging.getLogger(__name__)
+_STOP_MARGIN_S = 15.0
+Say = Callable[[str], None]
+
+
+class EmbeddedStack:
+    """Starts and stops the stack. `data_dir` must be locked by the caller (`infra.stack.lock`)."""
+
+    def __init__(self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say) -> None:
+        self.fleet = fleet
+        self.data_dir = data_dir
+        self._say = say
+        self.supervisor = Supervisor()
+        self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
+        self._own_postgres = settings.database is None
+        self._own_temporal = settings.temporal.address is None
+        updates: dict[str, object] = {"data_dir": data_dir}
+        if self._own_temporal:
+            address = f"127.0.0.1:{settings.temporal.port}"
+            updates["temporal"] = settings.temporal.model_copy(update={"address": address})
+        self.settings = settings.model_copy(update=updates)
+        self.operator_key = ""
+
+    # ----------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def api_url(self) -> str:
+        """Where the API answers."""
+        return f"http://{self.settings.api.host}:{self.settings.api.port}"
+
+    @property
+    def ui_url(self) -> str | None:
+        """Where Temporal's UI is; None with an existing service."""
+        return f"http://127.0.0.1:{self.settings.temporal.ui_port}" if self._own_temporal else None
+
+    @property
+    def database_url(self) -> str:
+        """The database's URL."""
+        return self.settings.database or self.postgres.url
+
+    @property
+    def config_file(self) -> Path:
+        """The settings in force, for the children."""
+        return self.data_dir / "run" / "settings.yaml"
+
+    # ----------------------------------------------------------------------------------------------------------- start
+
+    async def start(self) -> None:
+        """Starts everything.
+
+        Raises:
+            StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
+        """
+        self.postgres.clear_leftover() if self._own_postgres else None
+        self._check_ports()
+        binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
+        if self._own_postgres:
+            await asyncio.to_thread(self.postgres.initialise)
+            self._say("starting Postgres")
+            await self.supervisor.start(self._postgres_child())
+            await asyncio.to_thread(self.postgres.wait_ready, self.supervisor.children[-1].process)
+        self._write_config()
+        if binary is not None:
+            self._say("starting Temporal")
+            await self.supervisor.start(self._temporal_child(binary))
+        engine = open_engine(self.database_url, pool_size=2)
+        try:
+            buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
+            self.operator_key = await asyncio.to_thread(
+                bootstrap, engine, self.data_dir, self.settings.master_key_path, buckets
+            )
+            await asyncio.to_thread(set_paused, engine, False)
+        finally:
+            engine.dispose()
+        self._say("starting workers, the API and node agents")
+        regions = [argument for r in self.fleet.regions for argument in ("--region", r.name)]
+        roles = ["--role", "control", "--role", "region"]
+        await self.supervisor.start(self._server_child("worker", ["worker", *roles, *regions]))
+        await self.supervisor.start(self._server_child("agents", ["agents", "--fleet", str(self._fleet_file())]))
+        api = self._server_child("api", ["api"])
+        api.ready = self._api_ready
+        await self.supervisor.start(api)
+
+    def _check_ports(self) -> None:
+        host = self.settings.api.host
+        require_free("api.port (--port)", host, self.settings.api.port)
+        if self._own_postgres:
+            require_free("database_port (--database-port)", "127.0.0.1", self.postgres.port)
+        if self._own_temporal:
+            require_free("temporal.port (--temporal-port)", "127.0.0.1", self.settings.temporal.port)
+            require_free("temporal.ui_port (--temporal-ui-port)", "127.0.0.1", self.settings.temporal.ui_port)
+
+    def _write_config(self) -> None:
+        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        body = self.settings.model_copy(update={"database": self.database_url}).model_dump(mode="json")
+        write_private(self.config_file, json.dumps(body))  # JSON is YAML
+
+    def _fleet_file(self) -> Path:
+        path = self.data_dir / "run" / "fleet.yaml"
+        path.write_text(self.fleet.model_dump_json())
+        return path
+
+    def _log_file(self, name: str) -> Path:
+        return self.data_dir / "run" / "log" / f"{name}.log"
+
+    def _postgres_child(self) -> Child:
+        return Child("postgres", self.postgres.command(), self._log_file("postgres"), signal.SIGINT, 30.0)
+
+    def _temporal_child(self, binary: Path) -> Child:
+        state = self.data_dir / "temporal.db"
+        command = [*dies_with_parent(), *temporal.command(binary, state, self.settings.temporal)]
+
+        async def ready() -> bool:
+            try:
+                client = await connect(self.settings.temporal)
+                return await client.service_client.check_health()
+            except RuntimeError:
+                return False
+
+        return Child("temporal", command, self._log_file("temporal"), ready=ready)
+
+    def _server_child(self, name: str, arguments: list[str]) -> Child:
+        command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]
+        return Child(name, command, self._log_file(name))
+
+    async def _api_ready(self) -> bool:
+        try:
+            async with httpx.AsyncClient(timeout=2.0) as client:
+                return (await client.get(f"{self.api_url}/readyz")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    # ------------------------------------------------------------------------------------------------------------ stop
+
+    async def stop(self, *, hurry: asyncio.Event | None = None) -> None:
+        """Asks placed workloads for a checkpoint, waits for them, then stops everything.
+
+        With `hurry` set meanwhile, it does not wait any longer: tasks are stopped where they are.
+        """
+        if self.operator_key:
+            engine = open_engine(self.database_url, pool_size=2)
+            try:
+                await self._drain(engine, hurry or asyncio.Event())
+            except Exception as error:
+                _log.warning("could not ask workloads for a checkpoint: %s", error)
+            finally:
+                engine.dispose()
+        await self.supervisor.stop()
+
+    async def _drain(self, engine: Engine, hurry: asyncio.Event) -> None:
+        await asyncio.to_thread(set_paused, engine, True)
+        longest_s = await asyncio.to_thread(_ask_all_to_stop, engine)
+        deadline = time.monotonic() + longest_s + _STOP_MARGIN_S
+        shown = -1
+        while (left := await asyncio.to_thread(_count_placed, engine)) and time.monotonic() < deadline:
+            if hurry.is_set():
+                return
+            if left != shown:
+                self._say(f"waiting for {left} workloads to save and stop (Ctrl-C again: do not wait)")
+                shown = left
+            await asyncio.sleep(0.2)
+
+
+def _count_placed(engine: Engine) -> int:
+    with transaction(engine) as session:
+        rows = session.scalars(select(Workload.id).where(Workload.phase.in_(sorted(PLACED_PHASES))))
+        return len(rows.all())
+
+
+def _ask_all_to_stop(engine: Engine) -> float:
+    """Mails every placed workload to save and stop; the longest grace among them, in seconds."""
+    longest_s = 0.0
+    with transaction(engine) as session:
+        for row in session.scalars(select(Workload).where(Workload.phase.in_(sorted(PLACED_PHASES)))):
+            outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, code=ReasonCode.STACK_STOPPED.value)
+            longest_s = max(longest_s, float(row.spec["checkpoint"]["grace_s"]))
+    return longest_s
+
+
+__all__ = ["EmbeddedStack", "StackError"]

@@ -1,0 +1,146 @@
+"""The fleet file of the embedded stack: regions, clusters and machines on this computer, whose GPUs are slots."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from domain.ids import NAME_RULE, is_name, machine_id
+from infra.errors import ConfigurationError
+
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of `64GiB`, `512MB` or a plain number.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)?", str(value).strip())
+    if found is None or (found[2] or "") not in _UNITS:
+        raise ValueError(f"{value!r} is not a size: give a number of bytes, or one with {', '.join(u for u in _UNITS if u)}")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("name", check_fields=False)
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(f"must be {NAME_RULE}")
+        return value
+
+
+class MachineEntry(_Part):
+    """One machine, or `count` of them named `name-1`, `name-2`, ..."""
+
+    name: str
+    count: int | None = Field(None, ge=1, le=1000)
+    rack: str = "rack-1"
+    gpus: int = Field(0, ge=0, le=62)
+    gpu_type: str | None = None
+    cpus: float = Field(8, gt=0)
+    memory: int = 32 << 30
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> int:
+        return parse_bytes(value)
+
+    @model_validator(mode="after")
+    def _typed(self) -> "MachineEntry":
+        if (self.gpus > 0) != (self.gpu_type is not None):
+            raise ValueError("gpus and gpu_type go together: a machine with GPUs has a type, one without has none")
+        return self
+
+
+class ClusterEntry(_Part):
+    """A dynamic cluster."""
+
+    name: str
+    machines: tuple[MachineEntry, ...]
+
+
+class RegionEntry(_Part):
+    """A region; without `bucket`, a folder of the data folder is its bucket."""
+
+    name: str
+    bucket: str | None = None
+    clusters: tuple[ClusterEntry, ...]
+
+
+class Fleet(_Part):
+    """All regions."""
+
+    version: int = Field(1, ge=1, le=1)
+    regions: tuple[RegionEntry, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Fleet":
+        names = [region.name for region in self.regions]
+        ids = [machine["id"] for machine in self.machines()]
+        for what in (names, ids):
+            twice = sorted({n for n in what if what.count(n) > 1})
+            if twice:
+                raise ValueError(f"named twice: {', '.join(twice)}")
+        return self
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Every machine: its id, region, cluster and entry."""
+        out = []
+        for region in self.regions:
+            for cluster in region.clusters:
+                for entry in cluster.machines:
+                    many = entry.count is not None
+                    for number in range(1, (entry.count or 1) + 1):
+                        name = f"{entry.name}-{number}" if many else entry.name
+                        out.append(
+                            {
+                                "id": machine_id(region.name, cluster.name, name),
+                                "region": region.name,
+                                "cluster": cluster.name,
+                                "entry": entry,
+                            }
+                        )
+        return out
+
+    def bucket_url(self, region: RegionEntry, data_dir: Path) -> str:
+        """URL of a region's bucket."""
+        return region.bucket or (data_dir / "buckets" / region.name).resolve().as_uri()
+
+
+DEFAULT_FLEET = Fleet(
+    regions=(
+        RegionEntry(
+            name="local",
+            clusters=(
+                ClusterEntry(
+                    name="main",
+                    machines=(MachineEntry(name="node", count=2, gpus=4, gpu_type="gpu", cpus=8, memory=16 << 30),),
+                ),
+            ),
+        ),
+    )
+)
+
+
+def load_fleet(path: Path | None) -> Fleet:
+    """The fleet in a YAML file; None: a small default one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or says something that cannot be; every problem is named.
+    """
+    if path is None:
+        return DEFAULT_FLEET
+    try:
+        return Fleet.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"fleet file {path}: {error}") from None
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigurationError(f"fleet file {path}: " + "; ".join(lines)) from None

@@ -1,0 +1,47 @@
+"""Connecting to Temporal: one data converter, one place that knows about TLS and API keys."""
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import TLSConfig
+
+from infra.config import TemporalSettings
+from infra.errors import ConfigurationError
+
+
+def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
+    """What the client needs to know of TLS: False, True (the system's roots), or certificates.
+
+    Raises:
+        ConfigurationError: a certificate file cannot be read, or a certificate comes without its key.
+    """
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ConfigurationError("temporal.tls_cert and temporal.tls_key go together: give both or none")
+    if settings.tls_ca is None and settings.tls_cert is None:
+        return settings.tls or settings.api_key is not None
+    try:
+        return TLSConfig(
+            server_root_ca_cert=settings.tls_ca.read_bytes() if settings.tls_ca else None,
+            client_cert=settings.tls_cert.read_bytes() if settings.tls_cert else None,
+            client_private_key=settings.tls_key.read_bytes() if settings.tls_key else None,
+        )
+    except OSError as error:
+        raise ConfigurationError(f"temporal: TLS file {error.filename}: {error.strerror}") from None
+
+
+async def connect(settings: TemporalSettings, *, lazy: bool = False) -> Client:
+    """A client for the configured service. `lazy`: dial at the first call, so that an absent service is no error yet.
+
+    Raises:
+        ConfigurationError: no address is configured, or TLS files are unusable.
+        RuntimeError: the service cannot be reached (not with `lazy`).
+    """
+    if settings.address is None:
+        raise ConfigurationError("temporal.address: not set; give host:port of a Temporal service")
+    return await Client.connect(
+        settings.address,
+        namespace=settings.namespace,
+        data_converter=pydantic_data_converter,
+        tls=tls_config(settings),
+        api_key=settings.api_key,
+        lazy=lazy,
+    )

@@ -1,0 +1,70 @@
+"""Fixtures that several folders share: a real Postgres, and databases on it."""
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine
+
+from infra.db.migrate import upgrade
+from infra.db.session import open_engine
+from infra.stack.ports import free_port
+from infra.stack.postgres import EmbeddedPostgres
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a database on an embedded Postgres that runs for the whole session."""
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), free_port())
+    server.initialise()
+    process = subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        server.wait_ready(process)
+        yield server.url
+    finally:
+        process.send_signal(2)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_url: str) -> str:
+    """Name of a migrated, empty database, from which others are copied in a few milliseconds."""
+    name = "template_mizzen"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+    engine = open_engine(postgres_url.rsplit("/", 1)[0] + f"/{name}")
+    upgrade(engine)
+    engine.dispose()
+    return name
+
+
+@pytest.fixture
+def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
+    """URL of a fresh, migrated database."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name} template {template_database}")
+    yield postgres_url.rsplit("/", 1)[0] + f"/{name}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Engine]:
+    """An engine on a fresh, migrated database."""
+    engine = open_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def checkout() -> Path:
+    """The project's root folder."""
+    return Path(__file__).resolve().parent.parent
