@@ -1,0 +1,30 @@
+"""What a user's training code and shell need of mizzen: checkpoints, notices, progress and the task's environment.
+
+Standard library only, and nothing else of mizzen's. Names load on first use, so that `import mizzen` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mizzen.checkpoint import Checkpointer
+    from mizzen.environment import TaskEnvironment
+    from mizzen.notices import exit_preempted, preempted
+    from mizzen.report import progress
+
+__version__ = "0.1.0"
+__all__ = ["Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "preempted", "progress"]
+
+_HOMES = {
+    "Checkpointer": "mizzen.checkpoint",
+    "TaskEnvironment": "mizzen.environment",
+    "exit_preempted": "mizzen.notices",
+    "preempted": "mizzen.notices",
+    "progress": "mizzen.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mizzen' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

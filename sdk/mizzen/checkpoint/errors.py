@@ -1,0 +1,27 @@
+"""What can go wrong with a checkpoint.
+
+CheckpointError
+    StaleAttemptError: a newer attempt has claimed the folder
+    CorruptCheckpointError: one checkpoint cannot be used; loading falls back past it
+    StateError (also a ValueError): a state cannot be stored as it was given
+"""
+
+
+class CheckpointError(Exception):
+    """Saving or loading cannot go on."""
+
+
+class StaleAttemptError(CheckpointError):
+    """A newer attempt than this process's has claimed the folder: this one must not write."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint is partial, damaged, or of a format that this version does not know."""
+
+
+class StateError(CheckpointError, ValueError):
+    """A part of the state is of a type that is not stored; the message says where it is and what would be right."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was passed over, or a damaged fence replaced."""

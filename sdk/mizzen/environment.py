@@ -1,0 +1,163 @@
+"""The environment that mizzen gives to each task, and its reading into one value.
+
+| variable | what |
+| --- | --- |
+| `MIZZEN_WORKLOAD`, `MIZZEN_WORKLOAD_NAME` | id and name of the workload |
+| `MIZZEN_TENANT` | whose it is |
+| `MIZZEN_ATTEMPT` | number of this placement of the workload, from 1; the fencing number of its checkpoints |
+| `MIZZEN_JOB` | name of the task's job |
+| `MIZZEN_TASK`, `MIZZEN_TASKS` | index of the task in its job, from 0, and the number of tasks of the job |
+| `MIZZEN_REGION`, `MIZZEN_MACHINE` | where it runs |
+| `MIZZEN_RUN_ID` | one task of one attempt, for logs |
+| `MIZZEN_CHECKPOINT_URI` | folder of the workload's checkpoints, in the region's bucket |
+| `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds from one save to the next |
+| `MIZZEN_CHECKPOINT_KEEP` | how many checkpoints to keep |
+| `MIZZEN_GRACE_S` | seconds from the notice (SIGTERM) to SIGKILL |
+| `MIZZEN_REPORT` | file in which the task reports progress and checkpoints (`mizzen.report`) |
+| `MIZZEN_PYTHON` | an interpreter that has mizzen installed: the agent's own |
+| `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
+| `MIZZEN_JOB_<NAME>_ADDR` | `host:port` of a job's rendezvous, for every job of the workload |
+| `CUDA_VISIBLE_DEVICES` | the task's own GPU slots, and no others |
+| `RANK`, `WORLD_SIZE` | index of the task in its job, and number of tasks of the job |
+| `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK` | the same on its machine, and the index of the machine |
+| `MASTER_ADDR`, `MASTER_PORT` | rendezvous of the task's own job: where its rank 0 listens |
+
+`<NAME>` is the table's or job's name in upper case with `-` as `_`.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_JOB_ADDRESS = re.compile(r"MIZZEN_JOB_(.+)_ADDR")
+_TABLE = "MIZZEN_TABLE_"
+
+
+def variable_name(name: str) -> str:
+    """The form in which a table's or job's `name` occurs in a variable: `raw-text` is `RAW_TEXT`."""
+    return name.upper().replace("-", "_")
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """The absolute path of a `file://` URI or a plain path.
+
+    Raises:
+        ValueError: it has another scheme or names another host.
+    """
+    text = os.fspath(uri)
+    if "://" not in text:
+        return Path(text).absolute()
+    parts = urlsplit(text)
+    if parts.scheme != "file":
+        raise ValueError(f"{text!r}: the scheme {parts.scheme!r} is not supported; give a file:// URI or a path")
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ValueError(f"{text!r}: a file:// URI needs an absolute path and no host: file:///folder")
+    return Path(unquote(parts.path))
+
+
+@dataclass(frozen=True)
+class TaskEnvironment:
+    """What mizzen told this task. What was not given is None, or what a single process on its own would have."""
+
+    workload: str | None = None
+    workload_name: str | None = None
+    tenant: str | None = None
+    attempt: int | None = None
+    job: str | None = None
+    task: int = 0
+    tasks: int = 1
+    region: str | None = None
+    machine: str | None = None
+    run_id: str | None = None
+    checkpoint_uri: str | None = None
+    checkpoint_interval_s: float | None = None
+    checkpoint_keep: int | None = None
+    grace_s: float | None = None
+    report: str | None = None
+    gpus: tuple[str, ...] = ()
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """URI of each table's folder, by the name that its variable has (`variable_name`)."""
+    job_addresses: Mapping[str, str] = field(default_factory=dict)
+    """`host:port` of each job's rendezvous, by the name that its variable has."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> "TaskEnvironment":
+        """The environment's variables, checked; an empty one counts as absent. `environ` defaults to `os.environ`.
+
+        Raises:
+            ValueError: a variable is not a number where it must be, or too small; the message names it.
+        """
+        given = {name: text for name, text in (os.environ if environ is None else environ).items() if text}
+        return cls(
+            workload=given.get("MIZZEN_WORKLOAD"),
+            workload_name=given.get("MIZZEN_WORKLOAD_NAME"),
+            tenant=given.get("MIZZEN_TENANT"),
+            attempt=_whole(given, "MIZZEN_ATTEMPT", least=1),
+            job=given.get("MIZZEN_JOB"),
+            task=_whole(given, "MIZZEN_TASK") or 0,
+            tasks=_whole(given, "MIZZEN_TASKS", least=1) or 1,
+            region=given.get("MIZZEN_REGION"),
+            machine=given.get("MIZZEN_MACHINE"),
+            run_id=given.get("MIZZEN_RUN_ID"),
+            checkpoint_uri=given.get("MIZZEN_CHECKPOINT_URI"),
+            checkpoint_interval_s=_seconds(given, "MIZZEN_CHECKPOINT_INTERVAL_S"),
+            checkpoint_keep=_whole(given, "MIZZEN_CHECKPOINT_KEEP", least=1),
+            grace_s=_seconds(given, "MIZZEN_GRACE_S"),
+            report=given.get("MIZZEN_REPORT"),
+            gpus=tuple(gpu.strip() for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()),
+            rank=_whole(given, "RANK") or 0,
+            world_size=_whole(given, "WORLD_SIZE", least=1) or 1,
+            local_rank=_whole(given, "LOCAL_RANK") or 0,
+            local_world_size=_whole(given, "LOCAL_WORLD_SIZE", least=1) or 1,
+            node_rank=_whole(given, "NODE_RANK") or 0,
+            master_addr=given.get("MASTER_ADDR"),
+            master_port=_whole(given, "MASTER_PORT", least=1),
+            tables={name.removeprefix(_TABLE): uri for name, uri in given.items() if name.startswith(_TABLE)},
+            job_addresses={m[1]: text for name, text in given.items() if (m := _JOB_ADDRESS.fullmatch(name))},
+        )
+
+    def table(self, name: str) -> Path:
+        """The local folder of the input table `name`.
+
+        Raises:
+            KeyError: the workload has no such table.
+            ValueError: its URI is not a `file://` one.
+        """
+        if variable_name(name) not in self.tables:
+            known = ", ".join(sorted(self.tables)) or "none"
+            raise KeyError(f"{_TABLE}{variable_name(name)} is not set: the tables of this workload are: {known}")
+        return local_path(self.tables[variable_name(name)])
+
+
+def _whole(given: Mapping[str, str], name: str, least: int = 0) -> int | None:
+    if name not in given:
+        return None
+    try:
+        number = int(given[name])
+    except ValueError:
+        raise ValueError(f"{name}={given[name]!r}: must be a whole number") from None
+    if number < least:
+        raise ValueError(f"{name}={given[name]!r}: must be at least {least}")
+    return number
+
+
+def _seconds(given: Mapping[str, str], name: str) -> float | None:
+    if name not in given:
+        return None
+    try:
+        number = float(given[name])
+    except ValueError:
+        raise ValueError(f"{name}={given[name]!r}: must be a number of seconds") from None
+    if not number >= 0:
+        raise ValueError(f"{name}={given[name]!r}: must be 0 or more seconds")
+    return number

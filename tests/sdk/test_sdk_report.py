@@ -1,0 +1,240 @@
+"""Notices, the report to the agent, the environment, and what importing costs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import mizzen
+import pytest
+from mizzen.environment import TaskEnvironment
+from mizzen.report import MIN_PERIOD_S, Reporter
+
+SDK = Path(mizzen.__file__).parents[1]
+
+
+def run(script: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the SDK on its path and nothing else of ours."""
+    code = f"import sys; sys.path.insert(0, {str(SDK)!r})\n{script}"
+    environment = {"PATH": os.environ["PATH"], **variables}
+    command = [sys.executable, "-W", "error", *flags, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_checkpointing_needs_the_standard_library_only(tmp_path: Path) -> None:
+    """Without site-packages, a state of bytes and JSON saves and loads, and numpy is never asked for."""
+    script = f"""
+import mizzen.checkpoint, mizzen.environment, mizzen.notices, mizzen.report
+checkpointer = mizzen.checkpoint.Checkpointer({str(tmp_path)!r})
+checkpointer.save(3, {{"raw": b"x", "rng": [1, 2.5, None]}})
+assert checkpointer.load_latest().state == {{"raw": b"x", "rng": [1, 2.5, None]}}
+outside = [name for name in sys.modules if name.split(".")[0] not in {{*sys.stdlib_module_names, "mizzen", "__main__"}}]
+assert outside == [], outside
+"""
+    ended = run(script, "-S", "-I")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> None:
+    """Where numpy is missing, loading arrays says so instead of falling back to an older checkpoint."""
+    import numpy as np
+
+    mizzen.Checkpointer(tmp_path, attempt=1).save(1, {"w": np.zeros(3)})
+    ended = run(f"import mizzen; mizzen.Checkpointer({str(tmp_path)!r}, attempt=2).load_latest()", "-S", "-I")
+    assert ended.returncode == 1
+    assert "install numpy to load it" in ended.stderr
+
+
+def test_the_public_names() -> None:
+    """The names at the top load on first use, and no others are there."""
+    assert set(mizzen.__all__) == {
+        "Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "preempted", "progress"
+    }  # fmt: skip
+    for name in mizzen.__all__:
+        assert getattr(mizzen, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = mizzen.nothing
+    ended = run("import mizzen; assert not [n for n in sys.modules if n.startswith('mizzen.')]", "-S", "-I")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_sigterm_sets_the_flag_and_calls_the_handler_before(tmp_path: Path) -> None:
+    """SIGTERM sets the flag, makes a save due, runs the user's own handlers around it once each, and kills nobody."""
+    script = f"""
+import os, signal, mizzen
+called = []
+signal.signal(signal.SIGTERM, lambda number, frame: called.append("before"))
+checkpointer = mizzen.Checkpointer({str(tmp_path)!r}, interval_s=1000)
+mizzen.Checkpointer({str(tmp_path)!r})
+ours = signal.getsignal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda number, frame: (called.append("over"), ours(number, frame)))
+checkpointer = mizzen.Checkpointer({str(tmp_path)!r}, interval_s=1000)
+assert not mizzen.preempted() and not checkpointer.preempted and not checkpointer.should_save(1)
+os.kill(os.getpid(), signal.SIGTERM)
+assert mizzen.preempted() and checkpointer.preempted and checkpointer.should_save(1)
+assert called == ["over", "before"], called
+checkpointer.save(1, {{}})
+assert not checkpointer.should_save(1)
+mizzen.exit_preempted()
+"""
+    ended = run(script)
+    assert ended.returncode == 143, ended.stderr
+
+
+def test_a_checkpointer_outside_the_main_thread_works(tmp_path: Path) -> None:
+    """In another thread no handler can be set; saving and loading work all the same."""
+    script = f"""
+import threading, mizzen
+def work():
+    mizzen.Checkpointer({str(tmp_path)!r}).save(1, {{}})
+    print("saved")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    ended = run(script)
+    assert ended.stdout == "saved\n", ended.stderr
+
+
+def test_the_report_holds_progress_and_checkpoints(tmp_path: Path) -> None:
+    """Steps, the step it resumed from and each save are in the file, the last step of all included at a normal exit."""
+    path = tmp_path / "report.json"
+    script = f"""
+import json, mizzen
+def read():
+    with open({str(path)!r}) as file: return json.load(file)
+checkpointer = mizzen.Checkpointer({str(tmp_path / "c")!r})
+assert checkpointer.load_latest() is None
+assert (read()["step"], read()["resumed_step"], read()["checkpoint"]) == (None, None, None)
+for step in range(1, 501):
+    mizzen.progress(step)
+manifest = checkpointer.save(500, {{"a": b"12345"}})
+assert read()["step"] == 500
+assert read()["checkpoint"].pop("duration_s") > 0
+assert {{"step": 500, "at_s": manifest.created_at_s, "bytes": 5}}.items() <= read()["checkpoint"].items()
+assert checkpointer.load_latest().step == 500
+assert read()["resumed_step"] == 500
+for step in range(501, 601):
+    mizzen.progress(step)
+"""
+    ended = run(script, MIZZEN_REPORT=str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(path.read_text())["step"] == 600
+    assert [entry.name for entry in tmp_path.iterdir() if "tmp" in entry.name] == []
+
+
+def test_the_last_step_is_reported_on_leaving_after_a_notice(tmp_path: Path) -> None:
+    """After SIGTERM every step is written at once, and so is one that was held back before an exit."""
+    path = tmp_path / "report.json"
+    script = f"""
+import json, os, signal, mizzen
+checkpointer = mizzen.Checkpointer({str(tmp_path / "c")!r})
+for step in range(1, 100):
+    mizzen.progress(step)
+os.kill(os.getpid(), signal.SIGTERM)
+mizzen.progress(100)
+with open({str(path)!r}) as file: assert json.load(file)["step"] == 100
+mizzen.exit_preempted()
+"""
+    ended = run(script, MIZZEN_REPORT=str(path))
+    assert ended.returncode == 143, ended.stderr
+
+
+def test_steps_are_written_a_few_times_a_second(tmp_path: Path) -> None:
+    """A thousand steps in one second of the clock are written at most six times, and a flush writes the last."""
+    now_s = 0.0
+    path = tmp_path / "report.json"
+    reporter = Reporter(path, clock=lambda: now_s)
+    written: list[int] = []
+    for step in range(1, 1001):
+        now_s = step / 1000
+        reporter.progress(step)
+        if not written or json.loads(path.read_text())["step"] != written[-1]:
+            written.append(json.loads(path.read_text())["step"])
+    assert written[0] == 1
+    assert 3 <= len(written) <= 1 + 1 / MIN_PERIOD_S
+    reporter.flush()
+    assert json.loads(path.read_text())["step"] == 1000
+
+
+def test_a_report_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """A folder that is not there costs one line of log and no training."""
+    ended = run("import mizzen; mizzen.progress(1); mizzen.progress(2)", MIZZEN_REPORT=str(tmp_path / "no" / "r.json"))
+    assert ended.returncode == 0
+    assert ended.stderr.count("cannot be written") == 1
+
+
+def test_a_forked_child_does_not_report_for_its_parent(tmp_path: Path) -> None:
+    """What a data loader's process does changes nothing in the report."""
+    path = tmp_path / "report.json"
+    script = """
+import os, mizzen
+mizzen.progress(1)
+if os.fork() == 0:
+    mizzen.report.saved(99, 1.0, 1, 1.0)
+    sys.exit()
+os.wait()
+"""
+    ended = run("import mizzen.report\n" + script, MIZZEN_REPORT=str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(path.read_text())["checkpoint"] is None
+
+
+def test_the_environment_is_read_into_one_value() -> None:
+    """Every documented variable arrives with its type; tables and rendezvous are found by name."""
+    told = TaskEnvironment.from_environ(
+        {
+            "MIZZEN_WORKLOAD": "wl-1", "MIZZEN_WORKLOAD_NAME": "digits", "MIZZEN_TENANT": "vision",
+            "MIZZEN_ATTEMPT": "2", "MIZZEN_JOB": "trainer", "MIZZEN_TASK": "1", "MIZZEN_TASKS": "4",
+            "MIZZEN_REGION": "east", "MIZZEN_MACHINE": "east/a/m1", "MIZZEN_RUN_ID": "wl-1.2.trainer.1",
+            "MIZZEN_CHECKPOINT_URI": "file:///c", "MIZZEN_CHECKPOINT_INTERVAL_S": "5", "MIZZEN_CHECKPOINT_KEEP": "2",
+            "MIZZEN_GRACE_S": "10.5", "MIZZEN_REPORT": "/r.json", "MIZZEN_TABLE_RAW_TEXT": "file:///tables/raw%20text",
+            "MIZZEN_JOB_TRAINER_ADDR": "10.0.0.1:5000", "MIZZEN_JOB_PARAMETER_SERVER_ADDR": "10.0.0.2:5001",
+            "CUDA_VISIBLE_DEVICES": "2,3", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000",
+        }
+    )  # fmt: skip
+    assert told == TaskEnvironment(
+        workload="wl-1", workload_name="digits", tenant="vision", attempt=2, job="trainer", task=1, tasks=4,
+        region="east", machine="east/a/m1", run_id="wl-1.2.trainer.1", checkpoint_uri="file:///c",
+        checkpoint_interval_s=5.0, checkpoint_keep=2, grace_s=10.5, report="/r.json", gpus=("2", "3"), rank=1,
+        world_size=4, local_rank=1, local_world_size=2, node_rank=0, master_addr="10.0.0.1", master_port=5000,
+        tables={"RAW_TEXT": "file:///tables/raw%20text"},
+        job_addresses={"TRAINER": "10.0.0.1:5000", "PARAMETER_SERVER": "10.0.0.2:5001"},
+    )  # fmt: skip
+    assert told.table("raw-text") == Path("/tables/raw text")
+    with pytest.raises(KeyError, match="MIZZEN_TABLE_DIGITS is not set: the tables of this workload are: RAW_TEXT"):
+        told.table("digits")
+
+
+def test_nothing_told_is_a_process_on_its_own() -> None:
+    """Absent and empty variables give what a single process outside a scheduler has."""
+    assert TaskEnvironment.from_environ({"MIZZEN_ATTEMPT": "", "RANK": ""}) == TaskEnvironment()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "rule"),
+    [
+        ("MIZZEN_ATTEMPT", "two", "must be a whole number"),
+        ("MIZZEN_ATTEMPT", "0", "must be at least 1"),
+        ("RANK", "-1", "must be at least 0"),
+        ("MIZZEN_CHECKPOINT_INTERVAL_S", "soon", "must be a number of seconds"),
+        ("MIZZEN_CHECKPOINT_INTERVAL_S", "nan", "must be 0 or more seconds"),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, text: str, rule: str) -> None:
+    """The error names the variable, its value and what would be right."""
+    with pytest.raises(ValueError, match=f"{variable}='{text}': {rule}"):
+        TaskEnvironment.from_environ({variable: text})
+
+
+def test_the_handler_is_left_alone_by_reading(tmp_path: Path) -> None:
+    """Listing a folder, as an observer does, touches neither the folder nor the signal handlers."""
+    from mizzen.checkpoint import list_committed
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert list_committed(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
