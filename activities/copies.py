@@ -1,0 +1,104 @@
+"""Bytes between regions: a moved workload's checkpoints, and replicas of tables."""
+
+import json
+import time
+
+from sqlalchemy import Engine, func
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from domain import ids
+from domain.protocol import Activity, CheckpointCopy, ReplicateTable
+from infra.config import Settings
+from infra.db import events, outbox
+from infra.db.models import Region, Replica, Table
+from infra.db.session import transaction
+from infra.objects.copying import copy_prefix
+from infra.objects.store import MissingObject, ObjectStore, open_store
+
+MANIFEST = "manifest.json"
+FENCE = "fence"
+
+
+def _beat(done_bytes: int, total_bytes: int) -> None:
+    activity.heartbeat(done_bytes, total_bytes)
+
+
+class CopyActivities:
+    """Effects near a region's bucket."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def _store(self, region: str) -> ObjectStore:
+        with transaction(self._engine) as session:
+            row = session.get(Region, region)
+        if row is None:
+            raise ApplicationError(f"no region {region}", type="UnknownRegion", non_retryable=True)
+        return open_store(row.bucket_url)
+
+    @activity.defn(name=Activity.COPY_CHECKPOINT.value)
+    def copy_checkpoint(self, request: CheckpointCopy) -> int:
+        """Fences the source for older attempts, then copies the committed checkpoints, each with its manifest last."""
+        source, target = self._store(request.source_region), self._store(request.target_region)
+        prefix = ids.checkpoint_prefix(request.workload_id)
+        raise_fence(source, prefix, request.attempt)
+        committed = sorted(
+            info.key[: -len(MANIFEST)]
+            for info in source.list(prefix)
+            if info.key.endswith(f"/{MANIFEST}") and info.key[len(prefix) :].startswith("step-")
+        )
+        return sum(copy_prefix(source, target, folder, last=(MANIFEST,), progress=_beat) for folder in committed)
+
+    @activity.defn(name=Activity.COPY_TABLE.value)
+    def copy_table(self, request: ReplicateTable) -> int:
+        """Copies a table object by object, verifies it, and publishes the replica."""
+        source, target = self._store(request.source_region), self._store(request.target_region)
+        shown_at = 0.0
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            nonlocal shown_at
+            _beat(done_bytes, total_bytes)
+            if time.monotonic() - shown_at >= 1.0:
+                shown_at = time.monotonic()
+                with transaction(self._engine) as session:
+                    row = session.get(Replica, (request.table, request.target_region))
+                    if row is not None:
+                        row.done_bytes = done_bytes
+
+        copied = copy_prefix(source, target, ids.table_prefix(request.table), progress=progress)
+        with transaction(self._engine) as session:
+            row = session.get(Replica, (request.table, request.target_region), with_for_update=True)
+            table = session.get(Table, request.table)
+            if row is None or table is None:
+                raise ApplicationError(f"table {request.table} is gone", type="UnknownTable", non_retryable=True)
+            if copied != table.size_bytes:
+                message = f"table {request.table}: {copied} bytes copied, it has {table.size_bytes}"
+                raise ApplicationError(message, type="IncompleteCopy")
+            if row.state != "ready":
+                row.state, row.done_bytes, row.ready_at = "ready", copied, func.now()
+                events.record(
+                    session,
+                    "replica.ready",
+                    region=request.target_region,
+                    detail={
+                        "table": request.table,
+                        "source": request.source_region,
+                        "bytes": copied,
+                        "requested_by": row.requested_by,
+                    },
+                )
+                outbox.wake_scheduler(session)
+        return copied
+
+
+def raise_fence(store: ObjectStore, prefix: str, attempt: int) -> None:
+    """Refuses checkpoints of attempts older than `attempt` in this bucket: a zombie there can commit none any more."""
+    key = prefix + FENCE
+    try:
+        known = int(json.loads(store.get(key))["attempt"])
+    except MissingObject:
+        known = 0
+    if known < attempt:
+        store.put(key, json.dumps({"attempt": attempt}).encode())

@@ -1,0 +1,187 @@
+"""Housekeeping: progress out of heartbeats, hung gangs, workflows that are gone, and what was kept long enough."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Engine, delete, func, select, text
+from temporalio import activity
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.workloads import set_progress
+from domain import ids
+from domain.phases import PLACED_PHASES, Phase
+from domain.protocol import Activity, MailKind, NodeHeartbeat, TaskProgress
+from domain.spec import WorkloadSpec
+from infra.config import Settings
+from infra.db import events, outbox
+from infra.db.models import Attempt, Audit, Event, Outbox, Region, Workload
+from infra.db.session import transaction
+from infra.objects.store import open_store
+
+_HEARTBEAT = TypeAdapter(NodeHeartbeat)
+_AT_ONCE = 16
+_STUCK_S = 30.0
+"""A live workload whose workflow is not there is given this long after its last change: its start may be on its way."""
+
+
+class HouseActivities:
+    """Effects of the housekeeping workflow."""
+
+    def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._client = client
+
+    @activity.defn(name=Activity.COLLECT.value)
+    async def collect(self) -> float:
+        """Reads the progress of placed workloads from their nodes' heartbeats; the seconds to rest until the next time."""
+        placed = await asyncio.to_thread(self._placed)
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(workload: str, attempt: int) -> None:
+            async with gate:
+                found = await self._describe(workload)
+                activity.heartbeat(workload)
+            beats = _heartbeats(found.pending_activities) if found is not None else []
+            progress = [p for beat in beats for p in beat.progress]
+            if progress:
+                await asyncio.to_thread(self._take, workload, attempt, progress)
+
+        await asyncio.gather(*(one(w, a) for w, a in placed))
+        return self._settings.lifecycle.collect_interval_s
+
+    def _placed(self) -> list[tuple[str, int]]:
+        with transaction(self._engine) as session:
+            rows = session.execute(
+                select(Workload.id, Workload.attempt)
+                .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
+                .order_by(Workload.id)
+            )
+            return [(w, a) for w, a in rows.tuples()]
+
+    async def _describe(self, workload: str) -> DescribeWorkflowExecutionResponse | None:
+        try:
+            described = await self._client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+        return described.raw_description
+
+    def _take(self, workload: str, attempt: int, progress: list[TaskProgress]) -> None:
+        with transaction(self._engine) as session:
+            row = session.get(Workload, workload)
+            own = session.get(Attempt, (workload, attempt), with_for_update=True)
+            if row is None or own is None or own.released_at is not None:
+                return
+            saved_before = own.checkpoint_step
+            set_progress(own, progress)
+            if own.checkpoint_step != saved_before:
+                events.record(
+                    session,
+                    "workload.checkpoint",
+                    tenant=row.tenant,
+                    workload=workload,
+                    attempt=attempt,
+                    region=row.region,
+                    detail={"step": own.checkpoint_step, "bytes": own.checkpoint_bytes, "took_s": own.checkpoint_s},
+                    dedup=f"{attempt}:checkpoint:{own.checkpoint_step}",
+                )
+            limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s
+            heard = [p.active_at_s for p in progress if p.active_at_s is not None]
+            if limit_s is None or row.phase != Phase.RUNNING or own.started_at is None:
+                return
+            now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+            silent_s = now.timestamp() - max([*heard, own.started_at.timestamp()])
+            if silent_s > limit_s:
+                detail = {"silent_s": round(silent_s, 1), "limit_s": limit_s}
+                outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
+
+    @activity.defn(name=Activity.RECONCILE.value)
+    async def reconcile(self) -> float:
+        """Finds live workloads whose workflow is gone (terminated, or lost with Temporal's state) and starts it anew."""
+        live = await asyncio.to_thread(self._unstarted)
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(workload: str) -> None:
+            async with gate:
+                found = await self._describe(workload)
+                activity.heartbeat(workload)
+            running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+            if found is None or found.workflow_execution_info.status != running:
+                await asyncio.to_thread(self._start_again, workload)
+
+        await asyncio.gather(*(one(w) for w in live))
+        return 0.0
+
+    def _unstarted(self) -> list[str]:
+        """Live workloads without mail on its way, and without a change for a while."""
+        with transaction(self._engine) as session:
+            due = select(Outbox.workload).where(Outbox.delivered_at.is_(None), Outbox.workload.is_not(None))
+            newest = select(func.max(Event.at)).where(Event.workload == Workload.id).scalar_subquery()
+            rows = session.scalars(
+                select(Workload.id)
+                .where(Workload.finished_at.is_(None), Workload.id.not_in(due))
+                .where(newest < func.now() - func.make_interval(0, 0, 0, 0, 0, 0, _STUCK_S))
+                .order_by(Workload.id)
+            )
+            return list(rows)
+
+    def _start_again(self, workload: str) -> None:
+        with transaction(self._engine) as session:
+            row = session.get(Workload, workload, with_for_update=True)
+            if row is not None and row.finished_at is None:
+                outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
+
+    @activity.defn(name=Activity.EXPIRE.value)
+    def expire(self) -> float:
+        """Deletes logs and checkpoints of workloads that finished long ago, old records, and delivered mail."""
+        lifecycle = self._settings.lifecycle
+        with transaction(self._engine) as session:
+            buckets = {r.name: r.bucket_url for r in session.scalars(select(Region))}
+            old = session.scalars(
+                select(Workload.id)
+                .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
+                .order_by(Workload.id)
+                .limit(1000)
+            ).all()
+        for workload in old:
+            activity.heartbeat(workload)
+            for url in buckets.values():
+                store = open_store(url)
+                for prefix in (f"checkpoints/{workload}/", f"logs/{workload}/", f"launches/{workload}/"):
+                    for info in list(store.list(prefix)):
+                        store.delete(info.key)
+            with transaction(self._engine) as session:
+                session.get_one(Workload, workload).expired_at = datetime.now(UTC)
+        with transaction(self._engine) as session:
+            session.execute(delete(Workload).where(Workload.finished_at < _ago(lifecycle.keep_records_s)))
+            session.execute(delete(Event).where(Event.at < _ago(lifecycle.keep_records_s)))
+            session.execute(delete(Audit).where(Audit.at < _ago(lifecycle.keep_records_s)))
+            session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(3600.0)))
+        return 0.0
+
+
+def _ago(seconds: float) -> Any:
+    return text("now() - make_interval(secs => :s)").bindparams(s=seconds)
+
+
+def _heartbeats(pending: Any) -> list[NodeHeartbeat]:
+    """The newest heartbeat of each node of a workload, from Temporal's description of its workflow."""
+    out = []
+    info: PendingActivityInfo
+    for info in pending:
+        if info.activity_type.name != Activity.RUN_NODE.value:
+            continue
+        for payload in info.heartbeat_details.payloads[:1]:
+            try:
+                out.append(_HEARTBEAT.validate_json(payload.data))
+            except ValidationError:
+                continue  # an agent of another version: its heartbeat still counts as a sign of life
+    return out

@@ -1,0 +1,183 @@
+"""Writing an attempt's launch description: the one document that all its agents read."""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from agent.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
+from domain import ids
+from domain.protocol import Activity, LaunchPlan, NodeLaunch, StageRequest
+from domain.spec import WorkloadSpec
+from infra.config import Settings
+from infra.db.models import Allocation, Archive, Machine, Region, Secret, Workload
+from infra.db.session import transaction
+from infra.keys import decrypt_secret, load_master_key, seal_for_machine
+from infra.objects.store import ObjectStore, open_store
+
+_LATENCY_ORDER = ("cluster", "rack", "id")
+
+
+class LaunchActivities:
+    """Effects that prepare the start of a gang."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    @activity.defn(name=Activity.STAGE.value)
+    def stage(self, request: StageRequest) -> LaunchPlan:
+        """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
+
+        Carried out again, it writes the same again.
+        """
+        with transaction(self._engine, isolation="REPEATABLE READ") as session:
+            row = session.get_one(Workload, request.workload_id)
+            spec = WorkloadSpec.model_validate(row.spec)
+            allocations, machines = self._holdings(session, request)
+            region = session.get_one(Region, machines[allocations[0].machine].region)
+            sealed = self._sealed_secrets(session, spec, allocations, machines)
+            archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
+            body = archive.body if archive is not None else None
+            checkpoint_region = row.checkpoint_region
+        store = open_store(region.bucket_url)
+        launch = self._describe(request, spec, region.name, store, allocations, machines, sealed)
+        if body is not None and spec.workdir is not None and store.size(ids.archive_key(spec.workdir)) != len(body):
+            store.put(ids.archive_key(spec.workdir), body)
+        key = ids.launch_key(request.workload_id, request.attempt)
+        store.put(key, launch.model_dump_json().encode())
+        leads: dict[str, list[str]] = defaultdict(list)
+        for name, job in launch.jobs.items():
+            leads[job.master_machine].append(name)
+        lifecycle = self._settings.lifecycle
+        return LaunchPlan(
+            region=region.name,
+            bucket_url=region.bucket_url,
+            launch_key=key,
+            nodes=[NodeLaunch(a.machine, sorted(leads[a.machine])) for a in allocations],
+            tasks=len(launch.tasks),
+            checkpoint_region=checkpoint_region,
+            grace_s=spec.checkpoint.grace_s,
+            max_runtime_s=spec.limits.max_runtime_s,
+            retries=spec.limits.retries,
+            heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
+            node_lost_after_s=lifecycle.node_lost_after_s,
+        )
+
+    @activity.defn(name=Activity.STAGED_HERE.value)
+    def staged_here(self, request: StageRequest) -> None:
+        """From now on the newest checkpoint of the workload is in the region of this attempt."""
+        with transaction(self._engine) as session:
+            row = session.get_one(Workload, request.workload_id, with_for_update=True)
+            if row.attempt == request.attempt and row.region is not None:
+                row.checkpoint_region = row.region
+
+    @staticmethod
+    def _holdings(session: Session, request: StageRequest) -> tuple[list[Allocation], dict[str, Machine]]:
+        rows = session.execute(
+            select(Allocation, Machine)
+            .join(Machine, Machine.id == Allocation.machine)
+            .where(Allocation.workload == request.workload_id, Allocation.attempt == request.attempt)
+            .order_by(*(getattr(Machine, column) for column in _LATENCY_ORDER))
+        ).tuples()
+        found = list(rows)
+        if not found:
+            message = f"attempt {request.attempt} of {request.workload_id} holds nothing"
+            raise ApplicationError(message, type="UnknownAttempt", non_retryable=True)
+        return [a for a, _ in found], {m.id: m for _, m in found}
+
+    def _sealed_secrets(
+        self, session: Session, spec: WorkloadSpec, allocations: list[Allocation], machines: dict[str, Machine]
+    ) -> dict[str, str]:
+        """Machine to the secrets of its tasks' jobs, sealed to its key."""
+        names = {name for job in spec.jobs for name in job.secrets.values()}
+        if not names:
+            return {}
+        key = load_master_key(self._settings.master_key_path)
+        values = {}
+        for name in sorted(names):
+            row = session.get(Secret, (spec.tenant, name))
+            if row is None:
+                message = f"tenant {spec.tenant} has no secret {name} any more"
+                raise ApplicationError(message, type="MissingSecret")
+            values[name] = decrypt_secret(key, row.box)
+        out = {}
+        for allocation in allocations:
+            here = {task["job"] for task in allocation.tasks["tasks"]}
+            body = {job.name: {v: values[n] for v, n in job.secrets.items()} for job in spec.jobs if job.name in here}
+            public = machines[allocation.machine].public_key
+            out[allocation.machine] = seal_for_machine(public, json.dumps(body, sort_keys=True).encode())
+        return out
+
+    @staticmethod
+    def _describe(
+        request: StageRequest,
+        spec: WorkloadSpec,
+        region: str,
+        store: ObjectStore,
+        allocations: list[Allocation],
+        machines: dict[str, Machine],
+        sealed: dict[str, str],
+    ) -> LaunchDescription:
+        node_rank = {a.machine: i for i, a in enumerate(allocations)}
+        placed: list[tuple[str, int, str, list[int]]] = []
+        for allocation in allocations:
+            for task in allocation.tasks["tasks"]:
+                placed.append((task["job"], task["task"], allocation.machine, task["slots"]))
+        jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
+        tasks, masters = [], {}
+        for name in jobs:
+            of_job = sorted(p for p in placed if p[0] == name)
+            used_nodes = sorted({p[2] for p in of_job}, key=lambda m: node_rank[m])
+            for job, index, machine, slots in of_job:
+                here = [p[1] for p in of_job if p[2] == machine]
+                if index == 0:
+                    masters[name] = machine
+                tasks.append(
+                    TaskPlace(
+                        job=job,
+                        task=index,
+                        machine=machine,
+                        rank=index,
+                        world_size=len(of_job),
+                        node_rank=used_nodes.index(machine),
+                        local_rank=here.index(index),
+                        local_world_size=len(here),
+                        slots=tuple(slots),
+                        cpus_milli=jobs[name].resources.cpus_milli,
+                        memory_bytes=jobs[name].resources.memory_bytes,
+                    )
+                )
+        return LaunchDescription(
+            workload_id=request.workload_id,
+            name=spec.name,
+            tenant=spec.tenant,
+            attempt=request.attempt,
+            region=region,
+            checkpoint=CheckpointLaunch(
+                interval_s=spec.checkpoint.interval_s,
+                grace_s=spec.checkpoint.grace_s,
+                keep=spec.checkpoint.keep,
+                uri=store.uri(ids.checkpoint_prefix(request.workload_id)),
+            ),
+            tables={table: store.uri(ids.table_prefix(table)) for table in spec.tables},
+            files=spec.files,
+            workdir=spec.workdir,
+            jobs={
+                job.name: JobLaunch(
+                    role=job.role,
+                    tasks=job.tasks,
+                    argv=job.argv,
+                    script=job.script,
+                    env=job.env,
+                    master_machine=masters[job.name],
+                )
+                for job in spec.jobs
+            },
+            tasks=tuple(tasks),
+            sealed_secrets=sealed,
+        )

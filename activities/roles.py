@@ -1,0 +1,153 @@
+"""Which workflows and activities a worker of each role runs, and the worker itself."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.worker import Worker
+
+from activities.auction import AuctionActivities, RegionActivities
+from activities.copies import CopyActivities
+from activities.dispatch import Dispatcher
+from activities.house import HouseActivities
+from activities.launch import LaunchActivities
+from activities.machines import MachineActivities
+from activities.workloads import WorkloadActivities
+from domain import ids
+from domain.version import BUILD_ID
+from infra.config import Settings
+from infra.db.migrate import upgrade
+from infra.db.session import open_engine
+from infra.errors import ConfigurationError
+from infra.search_attributes import register
+from infra.temporal_client import connect
+
+_log = logging.getLogger(__name__)
+_CACHED_WORKFLOWS = 5000
+_THREADS = 32
+
+
+def control_activities(engine: Any, settings: Settings, client: Client) -> list[Callable[..., Any]]:
+    """Activities of the control queue."""
+    workloads = WorkloadActivities(engine, settings)
+    launch = LaunchActivities(engine, settings)
+    auction = AuctionActivities(engine, settings)
+    machines = MachineActivities(engine, settings)
+    house = HouseActivities(engine, settings, client)
+    return [
+        workloads.transition, workloads.release, launch.stage, launch.staged_here, auction.scan, auction.award,
+        auction.dry_run, machines.register, machines.ready, machines.lost, house.collect, house.reconcile, house.expire,
+    ]  # fmt: skip
+
+
+def region_activities(engine: Any, settings: Settings) -> list[Callable[..., Any]]:
+    """Activities of a region's queue."""
+    bids, copies = RegionActivities(engine, settings), CopyActivities(engine, settings)
+    return [bids.bid, copies.copy_checkpoint, copies.copy_table]
+
+
+def _workflows() -> list[type]:
+    from workflows.house import HousekeepingWorkflow
+    from workflows.machine import MachineWorkflow
+    from workflows.replica import ReplicaWorkflow
+    from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+    from workflows.workload import WorkloadWorkflow
+
+    return [
+        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow
+    ]  # fmt: skip
+
+
+def control_worker(client: Client, engine: Any, settings: Settings, threads: ThreadPoolExecutor) -> Worker:
+    """A worker for all workflows and for the effects on Postgres."""
+    return Worker(
+        client,
+        task_queue=ids.CONTROL_QUEUE,
+        workflows=_workflows(),
+        activities=control_activities(engine, settings, client),
+        activity_executor=threads,
+        max_cached_workflows=_CACHED_WORKFLOWS,
+        build_id=BUILD_ID,
+        graceful_shutdown_timeout=timedelta(seconds=5),
+    )
+
+
+def region_worker(
+    client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor
+) -> Worker:
+    """A worker for one region's bids and copies."""
+    return Worker(
+        client,
+        task_queue=ids.region_queue(region),
+        activities=region_activities(engine, settings),
+        build_id=BUILD_ID,
+        activity_executor=threads,
+        graceful_shutdown_timeout=timedelta(seconds=5),
+    )
+
+
+async def start_singletons(client: Client) -> None:
+    """Starts the workflows of which the installation has one each, if they are not running."""
+    for name, id_ in (("SchedulerWorkflow", ids.SCHEDULER_WORKFLOW_ID), ("HousekeepingWorkflow", ids.HOUSEKEEPING_WORKFLOW_ID)):
+        await client.start_workflow(
+            name,
+            id=id_,
+            task_queue=ids.CONTROL_QUEUE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        )
+
+
+async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence[str]) -> None:
+    """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: no database or Temporal address is set, a role is unknown, or `region` came without one.
+    """
+    unknown = sorted(set(roles) - {"control", "region"})
+    if unknown or not roles:
+        raise ConfigurationError(f"role: {', '.join(unknown) or 'none'} given, must be control, region or both")
+    if "region" in roles and not regions:
+        raise ConfigurationError("region: the role 'region' needs at least one --region")
+    if settings.database is None:
+        raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    engine = open_engine(settings.database, pool_size=16, application=f"mizzen worker {' '.join(roles)}")
+    await asyncio.to_thread(upgrade, engine)
+    client = await _connect(settings, stop)
+    if client is None:
+        return
+    async with AsyncExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
+        if "control" in roles:
+            await register(client)
+            await stack.enter_async_context(control_worker(client, engine, settings, threads))
+            await start_singletons(client)
+            dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
+            stack.callback(dispatcher.cancel)
+        for region in regions if "region" in roles else ():
+            await stack.enter_async_context(region_worker(client, region, engine, settings, threads))
+        _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
+        await stop.wait()
+    engine.dispose()
+
+
+async def _connect(settings: Settings, stop: asyncio.Event) -> Client | None:
+    """Temporal may start after its workers: tried until it answers; None if told to stop meanwhile."""
+    while not stop.is_set():
+        try:
+            return await connect(settings.temporal)
+        except RuntimeError as error:
+            _log.warning("temporal %s: %s; trying again", settings.temporal.address, error)
+            await asyncio.sleep(0.5)
+    return None

@@ -1,0 +1,221 @@
+"""Taking and handing over slots, CPUs and memory: the only code that writes allocations.
+
+The allocation guard in the database keeps the machines' masks and refuses overlaps; here is who gets which slot. All
+functions run in the caller's transaction and lock machines in the order of their ids.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from domain.protocol import MailKind
+from domain.scheduling import JobPlacement, JobRequest
+from infra.db import outbox
+from infra.db.models import Allocation, Attempt, Eviction, Machine
+
+
+class StalePlan(Exception):
+    """The facts on which a plan rests have changed since its bid: the region bids again."""
+
+
+@dataclass
+class _Share:
+    """What a plan wants of one machine."""
+
+    tasks: list[tuple[str, int, int]] = field(default_factory=list)
+    """(job, task index, GPU slots)."""
+    gpus: int = 0
+    cpus_milli: int = 0
+    memory_bytes: int = 0
+
+
+def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, _Share]:
+    """A plan by machine id, tasks numbered in the plan's order of machines."""
+    out: dict[str, _Share] = {}
+    for request, placement in zip(requests, placements, strict=True):
+        index = 0
+        for machine, count in placement.machines:
+            share = out.setdefault(machine, _Share())
+            for _ in range(count):
+                share.tasks.append((request.name, index, request.gpus_per_task))
+                index += 1
+            share.gpus += count * request.gpus_per_task
+            share.cpus_milli += count * request.cpus_milli_per_task
+            share.memory_bytes += count * request.memory_bytes_per_task
+        if index != request.tasks:
+            raise StalePlan(f"plan places {index} of {request.tasks} tasks of job {request.name}")
+    return dict(sorted(out.items()))
+
+
+def lowest_bits(mask: int, count: int) -> int:
+    """The `count` lowest set bits of `mask`, or all of them where it has fewer."""
+    out = 0
+    for _ in range(count):
+        bit = mask & -mask
+        out |= bit
+        mask &= ~bit
+    return out
+
+
+def bits(mask: int) -> list[int]:
+    """Slot numbers of a mask, ascending."""
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
+    """Machines by id, locked for this transaction in the order of their ids."""
+    rows = session.scalars(
+        select(Machine).where(Machine.id.in_(sorted(set(ids)))).order_by(Machine.id).with_for_update()
+    )
+    return {row.id: row for row in rows.all()}
+
+
+def take(
+    session: Session,
+    workload: str,
+    attempt: int,
+    requests: Iterable[JobRequest],
+    placements: Iterable[JobPlacement],
+    victims: Mapping[str, int],
+) -> bool:
+    """Takes a plan's resources for an attempt: free ones at once, the rest as successor of `victims` (id to attempt).
+
+    Returns whether it holds everything already.
+
+    Raises:
+        StalePlan: a machine is not ready, or what the plan counts on is not there any more.
+    """
+    wanted = shares(requests, placements)
+    machines = lock_machines(session, wanted)
+    ready = True
+    for machine_id, share in wanted.items():
+        machine = machines.get(machine_id)
+        if machine is None or machine.state != "ready" or machine.cordon is not None or machine.draining:
+            raise StalePlan(f"machine {machine_id} takes no work now")
+        given_up = _given_up(session, machine_id, victims)
+        slots = lowest_bits(((1 << machine.gpus) - 1) & ~machine.held, share.gpus)
+        awaited = lowest_bits(given_up.slots & ~machine.promised, share.gpus - slots.bit_count())
+        awaited_cpus = max(0, share.cpus_milli - machine.free_cpus_milli)
+        awaited_memory = max(0, share.memory_bytes - machine.free_memory_bytes)
+        if (
+            slots.bit_count() + awaited.bit_count() < share.gpus
+            or awaited_cpus > given_up.cpus_milli
+            or awaited_memory > given_up.memory_bytes
+        ):
+            raise StalePlan(f"machine {machine_id} has less free than the plan counts on")
+        complete = not (awaited or awaited_cpus or awaited_memory)
+        ready = ready and complete
+        session.add(
+            Allocation(
+                workload=workload,
+                attempt=attempt,
+                machine=machine_id,
+                slots=slots,
+                awaited=awaited,
+                cpus_milli=share.cpus_milli,
+                awaited_cpus_milli=awaited_cpus,
+                memory_bytes=share.memory_bytes,
+                awaited_memory_bytes=awaited_memory,
+                tasks={"tasks": _slots_of_tasks(share, bits(slots | awaited))},
+                held_at=func.clock_timestamp() if complete else None,
+            )
+        )
+    session.flush()
+    return ready
+
+
+def _slots_of_tasks(share: _Share, slots: list[int]) -> list[dict[str, Any]]:
+    out, used = [], 0
+    for job, index, gpus in share.tasks:
+        out.append({"job": job, "task": index, "slots": slots[used : used + gpus]})
+        used += gpus
+    return out
+
+
+@dataclass
+class _GivenUp:
+    slots: int = 0
+    cpus_milli: int = 0
+    memory_bytes: int = 0
+
+
+def _given_up(session: Session, machine: str, victims: Mapping[str, int]) -> _GivenUp:
+    out = _GivenUp()
+    if not victims:
+        return out
+    rows = session.scalars(
+        select(Allocation).where(
+            Allocation.machine == machine, Allocation.released_at.is_(None), Allocation.workload.in_(sorted(victims))
+        )
+    )
+    for row in rows:
+        if row.attempt == victims[row.workload]:
+            out.slots |= row.slots
+            out.cpus_milli += row.cpus_milli - row.awaited_cpus_milli
+            out.memory_bytes += row.memory_bytes - row.awaited_memory_bytes
+    return out
+
+
+def release(session: Session, workload: str, attempt: int) -> None:
+    """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
+
+    Tells each successor that now holds everything (`slots_ready`).
+    """
+    own = session.scalars(
+        select(Allocation)
+        .where(Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None))
+        .order_by(Allocation.machine)
+    ).all()
+    lock_machines(session, [row.machine for row in own])
+    served: set[tuple[str, int]] = set()
+    for row in own:
+        session.refresh(row)
+        row.released_at = func.clock_timestamp()
+        session.flush()
+        for successor in _successors(session, row):
+            _hand_over(row, successor)
+            session.flush()
+            served.add((successor.workload, successor.attempt))
+    for heir, heir_attempt in sorted(served):
+        _tell_if_ready(session, heir, heir_attempt)
+
+
+def _successors(session: Session, given: Allocation) -> list[Allocation]:
+    """Those who were promised something that `given` holds, in the order of their ids."""
+    evictors = select(Eviction.evictor, Eviction.evictor_attempt).where(
+        Eviction.victim == given.workload, Eviction.victim_attempt == given.attempt
+    )
+    found = session.execute(evictors).all()
+    rows = []
+    for evictor, evictor_attempt in sorted((str(e), int(a)) for e, a in found):
+        row = session.get(Allocation, (evictor, evictor_attempt, given.machine), with_for_update=True)
+        if row is not None and row.released_at is None:
+            rows.append(row)
+    return rows
+
+
+def _hand_over(given: Allocation, successor: Allocation) -> None:
+    slots = successor.awaited & given.slots
+    cpus = min(successor.awaited_cpus_milli, given.cpus_milli - given.awaited_cpus_milli)
+    memory = min(successor.awaited_memory_bytes, given.memory_bytes - given.awaited_memory_bytes)
+    successor.slots |= slots
+    successor.awaited &= ~slots
+    successor.awaited_cpus_milli -= cpus
+    successor.awaited_memory_bytes -= memory
+    if not (successor.awaited or successor.awaited_cpus_milli or successor.awaited_memory_bytes):
+        successor.held_at = func.clock_timestamp()
+
+
+def _tell_if_ready(session: Session, workload: str, attempt: int) -> None:
+    waiting = session.scalar(
+        select(func.count())
+        .select_from(Allocation)
+        .where(Allocation.workload == workload, Allocation.attempt == attempt, Allocation.held_at.is_(None))
+    )
+    row = session.get(Attempt, (workload, attempt), with_for_update=True)
+    if waiting == 0 and row is not None and row.ready_at is None and row.released_at is None:
+        row.ready_at = func.clock_timestamp()
+        outbox.mail(session, workload, MailKind.SLOTS_READY, attempt)

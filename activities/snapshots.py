@@ -1,0 +1,229 @@
+"""What Postgres knows, as the decision packages take it. Each function reads in the caller's transaction: one moment."""
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, literal_column, select, text
+from sqlalchemy.orm import Session
+
+from domain.phases import QUEUED_PHASES
+from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.scheduling import (
+    CreditWeights,
+    Holding,
+    JobRequest,
+    MachineState,
+    PlacedWorkload,
+    PlacementRequest,
+    QueuedWorkload,
+    QueueSnapshot,
+    RegionSnapshot,
+    RunningWorkload,
+    TenantState,
+)
+from domain.spec import WorkloadSpec
+from infra.config import SchedulerSettings
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Publication, Replica, Tenant, Workload
+
+QUEUE = "queue"
+"""Name of the publication that a scan writes: the queue in order and the ranks of placed workloads."""
+
+
+def now_s(session: Session) -> float:
+    """The database's clock: the one clock that all schedulers share."""
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return now.timestamp()
+
+
+def queue_snapshot(session: Session, settings: SchedulerSettings) -> QueueSnapshot:
+    """All that a GMS scan pass looks at."""
+    now = now_s(session)
+    shares = _window_shares(session, now, settings.fair_window_s)
+    tenants = tuple(
+        TenantState(
+            name=row.name,
+            level=row.level,
+            quota_gpus={k: int(v) for k, v in row.quota_gpus.items()},
+            quota_cpus_milli=row.quota_cpus_milli,
+            window_share=shares.get(row.name, 0.0),
+        )
+        for row in session.scalars(select(Tenant).order_by(Tenant.name))
+    )
+    pending = tuple(
+        QueuedWorkload(
+            id=row.id,
+            tenant=row.tenant,
+            submitted_at_s=row.submitted_at.timestamp(),
+            jobs=WorkloadSpec.model_validate(row.spec).requests(),
+            level_wish=row.level,
+            held=row.held_by is not None,
+        )
+        for row in session.scalars(
+            select(Workload).where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None))
+        )
+    )
+    placed = tuple(
+        PlacedWorkload(
+            id=row.id,
+            tenant=row.tenant,
+            awarded_at_s=attempt.awarded_at.timestamp(),
+            gpus={k: int(v) for k, v in attempt.gpu_types.items()},
+            cpus_milli=attempt.cpus_milli,
+            level_wish=row.level,
+        )
+        for row, attempt in session.execute(
+            select(Workload, Attempt)
+            .join(Attempt, Attempt.workload == Workload.id)
+            .where(Attempt.released_at.is_(None))
+            .order_by(Workload.id)
+        ).tuples()
+    )
+    weights = CreditWeights(w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair)
+    return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)
+
+
+def _window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
+    """Each tenant's use averaged over the window: the larger of its share of the fleet's GPUs and of its CPUs."""
+    gpus, cpus = session.execute(
+        select(func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)).where(
+            Machine.state == "ready"
+        )
+    ).one()
+    rows = session.execute(
+        text(
+            """
+            select w.tenant,
+                   sum(held_s * (select coalesce(sum(v::bigint), 0) from jsonb_each_text(a.gpu_types) as g(k, v))),
+                   sum(held_s * a.cpus_milli)
+            from (select workload, gpu_types, cpus_milli,
+                         extract(epoch from least(coalesce(released_at, to_timestamp(:now)), to_timestamp(:now))
+                                          - greatest(awarded_at, to_timestamp(:start)))::float8 as held_s
+                  from attempt where released_at is null or released_at > to_timestamp(:start)) as a
+            join workload as w on w.id = a.workload
+            where held_s > 0
+            group by w.tenant
+            """
+        ),
+        {"now": now, "start": now - window_s},
+    )
+    return {
+        tenant: max(
+            float(gpu_s or 0) / window_s / float(gpus) if gpus else 0.0,
+            float(cpu_s or 0) / window_s / float(cpus) if cpus else 0.0,
+        )
+        for tenant, gpu_s, cpu_s in rows
+    }
+
+
+def region_snapshot(session: Session, region: str, ranks: dict[str, int], settings: SchedulerSettings) -> RegionSnapshot:
+    """A region's schedulable machines and the workloads placed there.
+
+    `ranks` are those of placed workloads by the last scan; one that it did not see yet counts as of the lowest level.
+    """
+    machines = session.scalars(
+        select(Machine)
+        .where(
+            Machine.region == region,
+            Machine.state == "ready",
+            Machine.cordon.is_(None),
+            Machine.draining.is_(False),
+        )
+        .order_by(Machine.id)
+    ).all()
+    now = now_s(session)
+    holdings: dict[str, list[Holding]] = defaultdict(list)
+    attempts: dict[str, Attempt] = {}
+    for allocation, attempt in session.execute(
+        select(Allocation, Attempt)
+        .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
+        .where(Allocation.released_at.is_(None), Attempt.region == region)
+        .order_by(Allocation.workload, Allocation.machine)
+    ).tuples():
+        attempts[allocation.workload] = attempt
+        holdings[allocation.workload].append(
+            Holding(
+                machine=allocation.machine,
+                gpus=allocation.slots.bit_count(),
+                cpus_milli=allocation.cpus_milli - allocation.awaited_cpus_milli,
+                memory_bytes=allocation.memory_bytes - allocation.awaited_memory_bytes,
+            )
+        )
+    position = session.execute(select(literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))).scalar()
+    return RegionSnapshot(
+        region=region,
+        position=int(position or 0),
+        now_s=now,
+        machines=tuple(
+            MachineState(
+                id=m.id,
+                cluster=m.cluster,
+                rack=m.rack,
+                gpu_type=m.gpu_type,
+                gpus=m.gpus,
+                free_gpus=m.gpus - m.held.bit_count(),
+                free_cpus_milli=m.free_cpus_milli,
+                free_memory_bytes=m.free_memory_bytes,
+                cpus_milli=m.cpus_milli,
+                memory_bytes=m.memory_bytes,
+            )
+            for m in machines
+        ),
+        running=tuple(
+            _running(workload, attempts[workload], tuple(held), ranks.get(workload, LOWEST_LEVEL), now, settings)
+            for workload, held in sorted(holdings.items())
+        ),
+    )
+
+
+def _running(
+    workload: str, attempt: Attempt, held: tuple[Holding, ...], rank: int, now: float, settings: SchedulerSettings
+) -> RunningWorkload:
+    started = (attempt.started_at or attempt.awarded_at).timestamp()
+    return RunningWorkload(
+        id=workload,
+        rank=rank,
+        started_at_s=started,
+        holdings=held,
+        last_checkpoint_at_s=attempt.checkpoint_at.timestamp() if attempt.checkpoint_at else None,
+        evictable=(
+            attempt.ready_at is not None
+            and attempt.evicting_since is None
+            and now - started >= settings.min_runtime_s
+        ),
+    )
+
+
+def published_queue(session: Session) -> dict[str, Any]:
+    """What the last scan published; empty before the first."""
+    row = session.get(Publication, QUEUE)
+    return dict(row.body) if row is not None else {}
+
+
+def placement_request(session: Session, workload: str, item: dict[str, Any] | None, spec: WorkloadSpec) -> PlacementRequest:
+    """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan published them."""
+    types = item["gpu_types"] if item else [job.resources.gpu_types for job in spec.jobs]
+    jobs = tuple(
+        JobRequest(
+            name=r.name,
+            tasks=r.tasks,
+            gpus_per_task=r.gpus_per_task,
+            gpu_types=tuple(t),
+            cpus_milli_per_task=r.cpus_milli_per_task,
+            memory_bytes_per_task=r.memory_bytes_per_task,
+        )
+        for r, t in zip(spec.requests(), types, strict=True)
+    )
+    evictors = session.scalars(select(Eviction.evictor).where(Eviction.victim == workload)).all()
+    rank = int(item["rank"]) if item else OVER_QUOTA_RANK
+    return PlacementRequest(workload=workload, rank=rank, jobs=jobs, may_not_evict=frozenset(evictors))
+
+
+def ready_replicas(session: Session, tables: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """For each of `tables`, the regions that have a complete replica."""
+    out: dict[str, set[str]] = {table: set() for table in tables}
+    for table, region in session.execute(
+        select(Replica.data_table, Replica.region).where(Replica.data_table.in_(tables), Replica.state == "ready")
+    ).tuples():
+        out[table].add(region)
+    return {table: frozenset(regions) for table, regions in out.items()}

@@ -1,0 +1,159 @@
+"""A workload's row: phase changes and the end of an attempt."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities import slots
+from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
+from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRequest
+from domain.reasons import Reason, ReasonCode
+from infra.config import Settings
+from infra.db import events, outbox
+from infra.db.models import Allocation, Attempt, Event, Machine, Waiting, Workload
+from infra.db.session import transaction
+
+
+def locked(session: Session, workload_id: str) -> Workload:
+    """The workload's row, locked.
+
+    Raises:
+        ApplicationError: there is none; not retried.
+    """
+    row = session.get(Workload, workload_id, with_for_update=True)
+    if row is None:
+        raise ApplicationError(f"no workload {workload_id}", type="UnknownWorkload", non_retryable=True)
+    return row
+
+
+def change_phase(session: Session, row: Workload, phase: Phase, reason: dict[str, Any], **detail: object) -> bool:
+    """Moves a locked workload to `phase`, with its event. Done before for this attempt: changes nothing, False.
+
+    Raises:
+        ApplicationError: `phase` cannot follow the present one; not retried.
+    """
+    known = select(Event.id).where(
+        Event.workload == row.id, Event.dedup == f"{row.attempt}:{phase.value}"
+    )
+    if session.execute(known).first() is not None:
+        return False
+    if phase not in NEXT_PHASES[Phase(row.phase)]:
+        message = f"workload {row.id}: {phase.value} cannot follow {row.phase}"
+        raise ApplicationError(message, type="IllegalTransition", non_retryable=True)
+    row.phase = phase.value
+    row.reason = reason
+    if phase in TERMINAL_PHASES:
+        row.finished_at = func.now()
+        session.query(Waiting).filter(Waiting.workload == row.id).delete()
+    events.record(
+        session,
+        f"workload.{phase.value}",
+        tenant=row.tenant,
+        workload=row.id,
+        attempt=row.attempt,
+        region=row.region,
+        reason=reason,
+        detail=dict(detail),
+        dedup=f"{row.attempt}:{phase.value}",
+    )
+    return True
+
+
+def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
+    """Takes the newest of what a gang's tasks reported into the attempt's row; True if something changed."""
+    before = (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+    steps = [p.step for p in progress if p.step is not None]
+    resumed = [p.resumed_step for p in progress if p.resumed_step is not None]
+    saved = [p for p in progress if p.checkpoint_step is not None and p.checkpoint_at_s is not None]
+    if steps:
+        attempt.last_step = max([*steps, attempt.last_step or 0])
+    if resumed:
+        attempt.resumed_step = max(resumed)
+    if saved:
+        newest = max(saved, key=lambda p: (p.checkpoint_step or 0, p.job, p.task))
+        if attempt.checkpoint_step is None or (newest.checkpoint_step or 0) >= attempt.checkpoint_step:
+            attempt.checkpoint_step = newest.checkpoint_step
+            attempt.checkpoint_at = datetime.fromtimestamp(newest.checkpoint_at_s or 0.0, UTC)
+            attempt.checkpoint_bytes = newest.checkpoint_bytes
+            attempt.checkpoint_s = newest.checkpoint_s
+    return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+
+
+class WorkloadActivities:
+    """Effects on workloads and their attempts."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    @activity.defn(name=Activity.TRANSITION.value)
+    def transition(self, request: TransitionRequest) -> bool:
+        """Changes the phase; False where a newer attempt was awarded meanwhile."""
+        phase = Phase(request.phase)
+        with transaction(self._engine) as session:
+            row = locked(session, request.workload_id)
+            if row.attempt != request.attempt:
+                return False
+            if change_phase(session, row, phase, request.reason) and phase is Phase.RUNNING:
+                attempt = session.get_one(Attempt, (row.id, row.attempt))
+                attempt.started_at = func.clock_timestamp()
+            if phase in TERMINAL_PHASES:
+                outbox.wake_scheduler(session)
+        return True
+
+    @activity.defn(name=Activity.RELEASE.value)
+    def release(self, request: ReleaseRequest) -> None:
+        """Ends an attempt and hands its slots over."""
+        phase = Phase(request.next_phase)
+        with transaction(self._engine) as session:
+            row = locked(session, request.workload_id)
+            attempt = session.get(Attempt, (request.workload_id, request.attempt), with_for_update=True)
+            if attempt is None or attempt.released_at is not None:
+                return
+            set_progress(attempt, request.progress)
+            machines = session.scalars(
+                select(Allocation.machine).where(
+                    Allocation.workload == row.id, Allocation.attempt == request.attempt
+                )
+            ).all()
+            slots.release(session, row.id, request.attempt)
+            attempt.released_at = func.clock_timestamp()
+            attempt.outcome = request.reason
+            change_phase(
+                session,
+                row,
+                phase,
+                request.reason,
+                machines=sorted(machines),
+                last_step=attempt.last_step,
+                checkpoint_step=attempt.checkpoint_step,
+                resumed_step=attempt.resumed_step,
+            )
+            row.region = None
+            self._judge_machines(session, row.id, sorted(machines), request.blames_machine, phase)
+            outbox.wake_scheduler(session)
+
+    def _judge_machines(
+        self, session: Session, workload: str, machines: list[str], blamed: str | None, phase: Phase
+    ) -> None:
+        """Counts gangs in a row that failed on a machine, and cordons one that keeps failing them."""
+        locked_rows = slots.lock_machines(session, machines)
+        if phase is Phase.SUCCEEDED:
+            for row in locked_rows.values():
+                row.failed_gangs = 0
+        row_ = locked_rows.get(blamed or "")
+        if row_ is None:
+            return
+        row_.failed_gangs += 1
+        if row_.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and row_.cordon is None:
+            reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": row_.failed_gangs, "workload": workload})
+            row_.cordon = reason.to_json()
+            events.record(
+                session, "machine.cordoned", region=row_.region, machine=row_.id, workload=None, reason=reason
+            )
+
+

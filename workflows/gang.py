@@ -1,0 +1,209 @@
+"""A gang's tasks on its machines: prepared, run and stopped together through the machines' agents."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
+
+with workflow.unsafe.imports_passed_through():
+    from domain import ids
+    from domain.protocol import (
+        Activity,
+        LaunchPlan,
+        NodeLaunch,
+        NodeOutcome,
+        NodePrepared,
+        PrepareNode,
+        RunNode,
+        StopNode,
+        TaskExit,
+        TaskProgress,
+    )
+    from domain.reasons import Reason, ReasonCode
+
+_PREPARE_S = 600.0
+_RUN_S = 3650 * 86400.0
+_FAILURE_GRACE_S = 10.0
+"""What is left of a gang whose task failed gets at most this long to end."""
+
+
+@dataclass(frozen=True)
+class PrepareFailure:
+    """Why a gang could not be started."""
+
+    reason: Reason
+    blames_machine: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that ended badly by itself."""
+
+    name: str
+    status: str
+    log_tail: str
+
+
+@dataclass
+class GangEnd:
+    """How a gang ended."""
+
+    all_succeeded: bool
+    lost_machine: str | None
+    first_failure: Failure
+    progress: tuple[TaskProgress, ...] = field(default=())
+
+
+class Gang:
+    """One attempt's tasks. `prepare`, `start`, then wait for `ended`; `stop` at any time; `result` at the end."""
+
+    def __init__(self, workload_id: str, attempt: int, plan: LaunchPlan) -> None:
+        self._id = workload_id
+        self._attempt = attempt
+        self._plan = plan
+        self._masters: dict[str, str] = {}
+        self._runs: dict[str, asyncio.Task[NodeOutcome]] = {}
+        self._outcomes: dict[str, NodeOutcome] = {}
+        self._finished: list[str] = []
+        self._lost: str | None = None
+
+    # ---------------------------------------------------------------------------------------------------------- launch
+
+    async def prepare(self) -> PrepareFailure | None:
+        """Has every agent fetch files and reserve rendezvous ports; what failed, if something did."""
+        answers = await asyncio.gather(*(self._prepare(n) for n in self._plan.nodes), return_exceptions=True)
+        failed: PrepareFailure | None = None
+        for node, answer in zip(self._plan.nodes, answers, strict=True):
+            if isinstance(answer, NodePrepared):
+                for job, port in answer.ports.items():
+                    self._masters[job] = f"{answer.address}:{port}"
+            elif isinstance(answer, ActivityError):
+                failed = failed or self._why_unprepared(node.machine, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+        return failed
+
+    async def _prepare(self, node: NodeLaunch) -> NodePrepared:
+        return await workflow.execute_activity(
+            Activity.PREPARE_NODE.value,
+            PrepareNode(
+                self._id, self._attempt, node.machine, self._plan.launch_key, self._plan.bucket_url, node.leads_jobs
+            ),
+            task_queue=ids.agent_queue(node.machine),
+            result_type=NodePrepared,
+            schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
+            start_to_close_timeout=timedelta(seconds=_PREPARE_S),
+            heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
+            retry_policy=RetryPolicy(maximum_attempts=3),
+        )
+
+    @staticmethod
+    def _why_unprepared(machine: str, error: ActivityError) -> PrepareFailure:
+        if isinstance(error.cause, TimeoutError):
+            return PrepareFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
+        detail = {"machine": machine, "error": str(error.cause or error)[:500]}
+        return PrepareFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), machine)
+
+    def start(self) -> None:
+        """Starts every node's tasks: one long activity for each node."""
+        for node in self._plan.nodes:
+            self._runs[node.machine] = asyncio.ensure_future(self._run(node.machine))
+
+    async def _run(self, machine: str) -> NodeOutcome:
+        try:
+            outcome = await workflow.execute_activity(
+                Activity.RUN_NODE.value,
+                RunNode(
+                    self._id, self._attempt, machine, self._plan.launch_key, self._plan.bucket_url, self._masters
+                ),
+                task_queue=ids.agent_queue(machine),
+                result_type=NodeOutcome,
+                # A missed heartbeat is tried again on the same machine: an agent that came back re-attaches to its
+                # tasks. A machine whose agent does not come back is lost.
+                schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
+                start_to_close_timeout=timedelta(seconds=_RUN_S),
+                heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
+                retry_policy=RetryPolicy(
+                    initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)
+                ),
+            )
+        except ActivityError as error:
+            outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
+            if not isinstance(error.cause, ApplicationError):
+                self._lost = self._lost or machine
+        self._outcomes[machine] = outcome
+        self._finished.append(machine)
+        return outcome
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    @property
+    def ended(self) -> bool:
+        """Whether every node's tasks ended, or one of them failed or was lost: then the rest must be stopped too."""
+        if len(self._finished) == len(self._plan.nodes):
+            return True
+        return self._lost is not None or any(not self._good(self._outcomes[m]) for m in self._finished)
+
+    @staticmethod
+    def _good(outcome: NodeOutcome) -> bool:
+        return not outcome.stopped and bool(outcome.exits) and all(e.succeeded for e in outcome.exits)
+
+    async def stop(self, grace_s: float, lost: str | None = None) -> None:
+        """Stops every node's tasks and waits until nothing of them runs. `lost` is a machine known to be gone."""
+        self._lost = self._lost or lost
+        await asyncio.gather(*(self._stop(n.machine, grace_s) for n in self._plan.nodes if n.machine != self._lost))
+
+    async def _stop(self, machine: str, grace_s: float) -> None:
+        try:
+            outcome = await workflow.execute_activity(
+                Activity.STOP_NODE.value,
+                StopNode(self._id, self._attempt, grace_s),
+                task_queue=ids.agent_queue(machine),
+                result_type=NodeOutcome,
+                schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
+                start_to_close_timeout=timedelta(seconds=grace_s + 120.0),
+                heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
+            )
+        except ActivityError as error:
+            if isinstance(error.cause, ApplicationError):
+                raise
+            self._lost = self._lost or machine
+            return
+        earlier = self._outcomes.get(machine)
+        if earlier is None or not earlier.exits:
+            self._outcomes[machine] = outcome
+
+    async def result(self) -> GangEnd:
+        """How it ended. Stops what is left of a gang of which one task failed or was lost."""
+        if self._runs and not all(n.machine in self._outcomes for n in self._plan.nodes):
+            await self.stop(min(self._plan.grace_s, _FAILURE_GRACE_S))
+        elif self._runs and not all(self._good(o) for o in self._outcomes.values()):
+            # All have ended, but a machine's loss shows first as its peers' failures: ask each whether it is there.
+            await self.stop(0.0)
+        for run in self._runs.values():
+            run.cancel()
+        good = bool(self._outcomes) and all(self._good(o) for o in self._outcomes.values())
+        exits = [(m, e) for m in self._order() for e in self._outcomes[m].exits]
+        lost = self._lost or next((m for m, e in exits if e.exit_code is None and e.signal is None), None)
+        return GangEnd(
+            all_succeeded=good and lost is None,
+            lost_machine=lost,
+            first_failure=self._first_failure([e for _, e in exits]),
+            progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
+        )
+
+    def _order(self) -> list[str]:
+        """Machines in the order in which they ended, then those that were stopped."""
+        return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
+
+    @staticmethod
+    def _first_failure(exits: list[TaskExit]) -> Failure:
+        bad = [e for e in exits if not e.succeeded]
+        # A task that ended by an exit code of its own tells more than those that were stopped because of it.
+        bad.sort(key=lambda e: e.exit_code in (None, 143))
+        if not bad:
+            return Failure("?", "an unknown status", "")
+        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, bad[0].log_tail)

@@ -1,0 +1,83 @@
+"""A machine's registration: known alive by one long heartbeating activity, lost when that stops."""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from domain import ids
+    from domain.protocol import Activity, Attend, Hello, NodeOutcome, StopNode, Welcome
+    from workflows.effects import record
+
+
+@workflow.defn(name="MachineWorkflow")
+class MachineWorkflow:
+    """One for each machine. Its agent says `hello` at each start."""
+
+    def __init__(self) -> None:
+        self._hello: Hello | None = None
+
+    @workflow.signal
+    def hello(self, hello: Hello) -> None:
+        """The agent (re)started; only the newest counts."""
+        self._hello = hello
+
+    @workflow.run
+    async def run(self, machine: str) -> None:
+        """Registers the machine at each hello and attends to it until it is lost."""
+        while workflow.info().get_current_history_length() < 2000:
+            await workflow.wait_condition(lambda: self._hello is not None)
+            hello, self._hello = self._hello, None
+            assert hello is not None
+            welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
+            attend = Attend(machine, hello.incarnation, welcome.stop)
+            if await self._stop_stale(machine, welcome):
+                await self._attend(attend, welcome)
+            elif self._hello is None:
+                await record(Activity.MACHINE_LOST, attend)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(machine)
+
+    async def _stop_stale(self, machine: str, welcome: Welcome) -> bool:
+        """Stops runs that were given up while the machine was away; False if its agent is gone again.
+
+        Nothing is placed on a machine before this: a slot has one holder even where the old one outlived a partition.
+        """
+        for run in welcome.stop:
+            workload, _, attempt = run.rpartition(".")
+            try:
+                await workflow.execute_activity(
+                    Activity.STOP_NODE.value,
+                    StopNode(workload, int(attempt), 0.0),
+                    task_queue=ids.agent_queue(machine),
+                    result_type=NodeOutcome,
+                    schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
+                    start_to_close_timeout=timedelta(seconds=120),
+                    heartbeat_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
+                )
+            except ActivityError:
+                return False
+        return True
+
+    async def _attend(self, attend: Attend, welcome: Welcome) -> None:
+        """Until the next hello. The machine counts as lost when heartbeats stop and its agent does not come back."""
+        handle = workflow.start_activity(
+            Activity.ATTEND.value,
+            attend,
+            task_queue=ids.agent_queue(attend.machine),
+            schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
+            start_to_close_timeout=timedelta(days=3650),
+            heartbeat_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
+            retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)),
+        )
+        await record(Activity.MACHINE_READY, attend)
+        await workflow.wait_condition(lambda: handle.done() or self._hello is not None)
+        if not handle.done():
+            handle.cancel()
+            return
+        try:
+            await handle
+        except ActivityError:
+            await record(Activity.MACHINE_LOST, attend)

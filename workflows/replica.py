@@ -1,0 +1,19 @@
+"""Makes a complete, verified replica of a table in a region."""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from domain.protocol import Activity, ReplicateTable
+    from workflows.effects import on_region
+
+_COPY_S = 24 * 3600.0
+
+
+@workflow.defn(name="ReplicaWorkflow")
+class ReplicaWorkflow:
+    """One for each (table, region) that is being copied."""
+
+    @workflow.run
+    async def run(self, request: ReplicateTable) -> int:
+        """Copies, verifies and publishes the replica; its bytes."""
+        return await on_region(Activity.COPY_TABLE, request, request.target_region, start_to_close_s=_COPY_S)

@@ -1,0 +1,102 @@
+"""The scheduling loop: scan the queue, have every region bid, award. It supervises and carries no state."""
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from domain import ids
+    from domain.protocol import (
+        Activity,
+        AwardRequest,
+        AwardResult,
+        BidRequest,
+        DryRunRequest,
+        DryRunResult,
+        ScanTicket,
+    )
+    from workflows.effects import record
+
+_TRIES = 3
+_AFTER_ERROR_S = 5.0
+
+
+@workflow.defn(name="SchedulerWorkflow")
+class SchedulerWorkflow:
+    """One for the installation. Woken by every change that matters, coalesced, and at least every scan interval."""
+
+    def __init__(self) -> None:
+        self._woken = True
+
+    @workflow.signal
+    def wake(self) -> None:
+        """Something changed that could let a queued workload be placed."""
+        self._woken = True
+
+    @workflow.run
+    async def run(self) -> None:
+        """Ticks until its history is long, then continues as new."""
+        while workflow.info().get_current_history_length() < 4000:
+            self._woken = False
+            rest_s = await _tick()
+            try:
+                await workflow.wait_condition(lambda: self._woken, timeout=timedelta(seconds=rest_s))
+            except TimeoutError:
+                continue
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new()
+
+
+async def _tick() -> float:
+    """One scan and the auctions of its queue; the seconds to rest if nothing happens. An error ends this tick only."""
+    try:
+        ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
+        for first in range(0, len(ticket.workloads), ticket.batch):
+            await _auction(ticket, ticket.workloads[first : first + ticket.batch])
+    except ActivityError as error:
+        workflow.logger.warning("this tick failed: %s", error.cause)
+        return _AFTER_ERROR_S
+    return ticket.interval_s
+
+
+async def _auction(ticket: ScanTicket, workloads: list[str]) -> AwardResult:
+    """Every region bids on the whole batch at once, then plans are awarded in queue order (MAST 4.3)."""
+    answers = await asyncio.gather(*(_bid(ticket, region, workloads) for region in ticket.regions))
+    unreachable = [r for r, answered in zip(ticket.regions, answers, strict=True) if not answered]
+    request = AwardRequest(ticket.scan, workloads, ticket.regions, unreachable, ticket.bid_timeout_s)
+    return await record(Activity.AWARD, request, AwardResult, tries=_TRIES)
+
+
+async def _bid(ticket: ScanTicket, region: str, workloads: list[str]) -> bool:
+    try:
+        await workflow.execute_activity(
+            Activity.BID.value,
+            BidRequest(region, ticket.scan, workloads),
+            task_queue=ids.region_queue(region),
+            result_type=int,
+            schedule_to_close_timeout=timedelta(seconds=ticket.bid_timeout_s),
+            start_to_close_timeout=timedelta(seconds=ticket.bid_timeout_s),
+            retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=200)),
+        )
+    except ActivityError:
+        return False
+    return True
+
+
+@workflow.defn(name="DryRunWorkflow")
+class DryRunWorkflow:
+    """What would happen to a workload if it were submitted now."""
+
+    @workflow.run
+    async def run(self, request: DryRunRequest) -> DryRunResult:
+        """Asks once; nothing is written."""
+        return await workflow.execute_local_activity(
+            Activity.DRY_RUN.value,
+            request,
+            result_type=DryRunResult,
+            start_to_close_timeout=timedelta(seconds=20),
+            retry_policy=RetryPolicy(maximum_attempts=3),
+        )

@@ -1,0 +1,294 @@
+"""The life of one workload: waits for an award, launches its gang, watches it, stops and releases it, and again."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from domain.phases import Phase
+    from domain.protocol import (
+        Activity,
+        CheckpointCopy,
+        LaunchPlan,
+        Mail,
+        MailKind,
+        ReleaseRequest,
+        StageRequest,
+        TaskProgress,
+        TransitionRequest,
+        WorkloadInput,
+    )
+    from domain.reasons import Reason, ReasonCode
+    from workflows.effects import on_region, record, show_in_temporal
+    from workflows.gang import Gang, GangEnd
+
+HANGS_IN_A_ROW = 3
+"""A gang that hung this often in a row, without a step in between, has failed."""
+_REMEMBERED_MAIL = 100
+_COPY_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: the phase that follows, why, and what the tasks last reported."""
+
+    phase: Phase
+    reason: Reason
+    progress: tuple[TaskProgress, ...] = ()
+    blames_machine: str | None = None
+
+
+_STOP_REASONS = {
+    MailKind.EVICT: ReasonCode.EVICTED,
+    MailKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
+    MailKind.MACHINE_LOST: ReasonCode.MACHINE_LOST,
+    MailKind.HUNG: ReasonCode.NO_PROGRESS,
+    MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
+}
+
+
+@workflow.defn(name="WorkloadWorkflow")
+class WorkloadWorkflow:
+    """One for each workload, from submission to its end. All news come as `mail`."""
+
+    def __init__(self) -> None:
+        self._mails: deque[Mail] = deque()
+        self._seen: deque[int] = deque(maxlen=_REMEMBERED_MAIL)
+
+    @workflow.signal
+    def mail(self, mail: Mail) -> None:
+        """Takes a message from the outbox; a repetition is dropped."""
+        if mail.id not in self._seen:
+            self._seen.append(mail.id)
+            self._mails.append(mail)
+
+    @workflow.run
+    async def run(self, state: WorkloadInput) -> str:
+        """Runs the workload to its end; the final phase is the result."""
+        self._state = state
+        self._seen.extend(i for i in state.seen_mail if i not in self._seen)
+        self._mails.extendleft(reversed(state.mails))
+        if state.placed:
+            await self._clear_leftover()
+        while True:
+            end = await self._one_attempt()
+            if end is not None:
+                show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
+                if end.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
+                    await workflow.wait_condition(workflow.all_handlers_finished)
+                    return end.phase.value
+            if workflow.info().is_continue_as_new_suggested() or workflow.info().get_current_history_length() > 2000:
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                self._state.placed = False
+                self._state.mails = list(self._mails)
+                self._state.seen_mail = list(self._seen)
+                workflow.continue_as_new(self._state)
+
+    # ------------------------------------------------------------------------------------------------------- attempts
+
+    async def _one_attempt(self) -> Ending | None:
+        """From the queue to the queue or the end. None: a cancellation came too late and an award is on its way."""
+        mail = await self._next_mail({MailKind.AWARDED, MailKind.CANCEL})
+        if mail.kind == MailKind.CANCEL:
+            reason = Reason(ReasonCode.CANCELLED_BY_USER, mail.detail)
+            if await self._transition(Phase.CANCELLED, reason):
+                return Ending(Phase.CANCELLED, reason)
+            self._mails.append(mail)
+            await workflow.wait_condition(lambda: any(m.kind == MailKind.AWARDED for m in self._mails))
+            return None
+        self._state.attempt = mail.attempt
+        show_in_temporal(phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")))
+        end = await self._placed(ready=bool(mail.detail.get("ready")))
+        await record(
+            Activity.RELEASE,
+            ReleaseRequest(
+                workload_id=self._state.workload_id,
+                attempt=self._state.attempt,
+                next_phase=end.phase.value,
+                reason=end.reason.to_json(),
+                progress=list(end.progress),
+                blames_machine=end.blames_machine,
+            ),
+        )
+        return end
+
+    async def _placed(self, *, ready: bool) -> Ending:
+        """An award's way to its end: slots, checkpoint, launch, run."""
+        if not ready:
+            mail = await self._next_mail({MailKind.SLOTS_READY, *_STOP_REASONS})
+            if mail.kind != MailKind.SLOTS_READY:
+                return self._stopped_early(mail)
+        stage = StageRequest(self._state.workload_id, self._state.attempt)
+        plan = await record(Activity.STAGE, stage, LaunchPlan)
+        show_in_temporal(region=plan.region)
+        if plan.checkpoint_region not in (None, plan.region):
+            stop = await self._migrate(plan)
+            if stop is not None:
+                return self._stopped_early(stop)
+        await self._transition(
+            Phase.PROVISIONING,
+            Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)}),
+        )
+        await record(Activity.STAGED_HERE, stage)
+        gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        if (failed := await gang.prepare()) is not None:
+            await gang.stop(0.0)
+            return Ending(Phase.PENDING, failed.reason, (), failed.blames_machine)
+        return await self._run(gang, plan)
+
+    async def _migrate(self, plan: LaunchPlan) -> Mail | None:
+        """Brings the checkpoint to the new region; the mail that interrupted it, if one did."""
+        assert plan.checkpoint_region is not None
+        detail = {"source": plan.checkpoint_region, "region": plan.region}
+        await self._transition(Phase.MIGRATING, Reason(ReasonCode.COPYING_CHECKPOINT, detail))
+        copy = asyncio.ensure_future(
+            on_region(
+                Activity.COPY_CHECKPOINT,
+                CheckpointCopy(self._state.workload_id, self._state.attempt, plan.checkpoint_region, plan.region),
+                plan.region,
+                start_to_close_s=_COPY_S,
+            )
+        )
+        await workflow.wait_condition(lambda: copy.done() or self._has_mail(set(_STOP_REASONS)))
+        if copy.done():
+            await copy
+            return None
+        copy.cancel()
+        return await self._next_mail(set(_STOP_REASONS))
+
+    async def _run(self, gang: Gang, plan: LaunchPlan) -> Ending:
+        """Runs a prepared gang until it ends or is told to stop."""
+        started = workflow.time()
+        gang.start()
+        await self._transition(
+            Phase.RUNNING, Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)})
+        )
+        left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - self._state.ran_s)
+        try:
+            await workflow.wait_condition(
+                lambda: gang.ended or self._has_mail(set(_STOP_REASONS)),
+                timeout=None if left_s is None else timedelta(seconds=left_s),
+            )
+            mail = None if gang.ended else await self._next_mail(set(_STOP_REASONS))
+            timed_out = False
+        except TimeoutError:
+            mail, timed_out = None, True
+        if not gang.ended:
+            await self._transition(Phase.CHECKPOINTING, self._why_stopped(mail, plan, started))
+            await gang.stop(plan.grace_s, lost=self._lost_machine(mail))
+        end = await gang.result()
+        self._state.ran_s += workflow.time() - started
+        return self._judge(end, plan, mail, timed_out, started)
+
+    # --------------------------------------------------------------------------------------------------------- verdicts
+
+    def _judge(self, end: GangEnd, plan: LaunchPlan, mail: Mail | None, timed_out: bool, started: float) -> Ending:
+        """What follows from how the gang ended and from what it was told."""
+        if end.all_succeeded:
+            self._state.hangs = 0
+            return Ending(Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks}), end.progress)
+        if mail is not None and mail.kind == MailKind.CANCEL:
+            return Ending(Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, mail.detail), end.progress)
+        if timed_out:
+            return Ending(Phase.FAILED, self._why_stopped(None, plan, started), end.progress)
+        if end.lost_machine is not None:
+            reason = Reason(ReasonCode.MACHINE_LOST, {"machine": end.lost_machine})
+            return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
+        if mail is None:
+            return self._failed(end, plan)
+        why = self._why_stopped(mail, plan, started)
+        if mail.kind == MailKind.HUNG:
+            return self._hung(end, why)
+        self._state.hangs = 0
+        if mail.kind == MailKind.MACHINE_LOST:
+            return Ending(Phase.PENDING, why, end.progress, str(mail.detail.get("machine")))
+        return Ending(Phase.PREEMPTED, why, end.progress)
+
+    def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
+        failed = end.first_failure
+        detail = {"task": failed.name, "status": failed.status, "log_tail": failed.log_tail, "retries": plan.retries}
+        self._state.failures += 1
+        if self._state.failures > plan.retries:
+            return Ending(Phase.FAILED, Reason(ReasonCode.RETRIES_EXHAUSTED, detail), end.progress)
+        detail["failures"] = self._state.failures
+        return Ending(Phase.PENDING, Reason(ReasonCode.TASK_FAILED, detail), end.progress)
+
+    def _hung(self, end: GangEnd, why: Reason) -> Ending:
+        moved = any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress)
+        self._state.hangs = 1 if moved else self._state.hangs + 1
+        phase = Phase.FAILED if self._state.hangs >= HANGS_IN_A_ROW else Phase.PENDING
+        return Ending(phase, why, end.progress)
+
+    def _stopped_early(self, mail: Mail) -> Ending:
+        """Told to stop before any task was started."""
+        reason = Reason(self._code_of(mail), mail.detail)
+        if mail.kind == MailKind.CANCEL:
+            return Ending(Phase.CANCELLED, reason)
+        phase = Phase.PENDING if mail.kind == MailKind.MACHINE_LOST else Phase.PREEMPTED
+        blamed = str(mail.detail["machine"]) if mail.kind == MailKind.MACHINE_LOST else None
+        return Ending(phase, reason, (), blamed)
+
+    def _why_stopped(self, mail: Mail | None, plan: LaunchPlan, started: float) -> Reason:
+        if mail is not None:
+            return Reason(self._code_of(mail), mail.detail)
+        ran_s = round(self._state.ran_s + workflow.time() - started, 3)
+        return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": ran_s, "limit_s": plan.max_runtime_s})
+
+    @staticmethod
+    def _code_of(mail: Mail) -> ReasonCode:
+        """A mail may say more exactly why it asks to stop, by a `code` in its detail."""
+        code = mail.detail.get("code")
+        return ReasonCode(code) if code is not None else _STOP_REASONS[MailKind(mail.kind)]
+
+    @staticmethod
+    def _lost_machine(mail: Mail | None) -> str | None:
+        lost = mail is not None and mail.kind == MailKind.MACHINE_LOST
+        return str(mail.detail["machine"]) if mail is not None and lost else None
+
+    # ------------------------------------------------------------------------------------------------------------- mail
+
+    def _current(self, mail: Mail) -> bool:
+        if mail.kind == MailKind.AWARDED:
+            return mail.attempt > self._state.attempt
+        return mail.attempt in (0, self._state.attempt)
+
+    def _has_mail(self, kinds: set[MailKind]) -> bool:
+        """Whether there is current mail of these kinds. Mail about earlier attempts is dropped on the way."""
+        newer = [m for m in self._mails if m.attempt == 0 or m.attempt >= self._state.attempt]
+        if len(newer) < len(self._mails):
+            self._mails = deque(newer)
+        return any(m.kind in kinds and self._current(m) for m in self._mails)
+
+    async def _next_mail(self, kinds: set[MailKind]) -> Mail:
+        """The oldest current mail of these kinds, a cancellation first; waits for one."""
+        await workflow.wait_condition(lambda: self._has_mail(kinds))
+        fitting = [m for m in self._mails if m.kind in kinds and self._current(m)]
+        mail = next((m for m in fitting if m.kind == MailKind.CANCEL), fitting[0])
+        self._mails.remove(mail)
+        return mail
+
+    async def _transition(self, phase: Phase, reason: Reason) -> bool:
+        show_in_temporal(phase=phase.value, reason=reason.code.value)
+        request = TransitionRequest(self._state.workload_id, self._state.attempt, phase.value, reason.to_json())
+        return await record(Activity.TRANSITION, request, bool)
+
+    async def _clear_leftover(self) -> None:
+        """This workflow replaces one that is gone while an attempt was placed: stops that attempt and releases it."""
+        stage = StageRequest(self._state.workload_id, self._state.attempt)
+        plan = await record(Activity.STAGE, stage, LaunchPlan)
+        gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        await gang.stop(plan.grace_s)
+        await record(
+            Activity.RELEASE,
+            ReleaseRequest(
+                workload_id=self._state.workload_id,
+                attempt=self._state.attempt,
+                next_phase=Phase.PREEMPTED.value,
+                reason=Reason(ReasonCode.STACK_STOPPED).to_json(),
+                progress=list((await gang.result()).progress),
+            ),
+        )
+        self._state.placed = False
