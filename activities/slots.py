@@ -210,12 +210,13 @@ def _hand_over(given: Allocation, successor: Allocation) -> None:
 
 
 def _tell_if_ready(session: Session, workload: str, attempt: int) -> None:
+    # The lock comes before the count: of two victims that give up at the same moment, the later one sees both.
+    row = session.get(Attempt, (workload, attempt), with_for_update=True, populate_existing=True)
     waiting = session.scalar(
         select(func.count())
         .select_from(Allocation)
         .where(Allocation.workload == workload, Allocation.attempt == attempt, Allocation.held_at.is_(None))
     )
-    row = session.get(Attempt, (workload, attempt), with_for_update=True)
     if waiting == 0 and row is not None and row.ready_at is None and row.released_at is None:
         row.ready_at = func.clock_timestamp()
         outbox.mail(session, workload, MailKind.SLOTS_READY, attempt)

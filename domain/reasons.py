@@ -98,7 +98,8 @@ class Reason:
     @property
     def sentence(self) -> str:
         """The code's sentence with this reason's numbers."""
-        return _SENTENCES[self.code].format_map(_Blank(self.detail))
+        shown = {k: ", ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in self.detail.items()}
+        return _SENTENCES[self.code].format_map(_Blank(shown))
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.sentence}"

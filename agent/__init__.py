@@ -1,0 +1,6 @@
+"""The node agent: runs one machine's share of each gang, as a Temporal worker that only dials out.
+
+What belongs here: the agent's activities, the shim under which each task runs, launch descriptions, port reservation,
+log shipping, and the hosting of one or several machines' agents on a computer. May import value types (`domain`),
+`infra.objects`, `infra.config` and `infra.temporal_client`; nothing that decides, no database and no API.
+"""

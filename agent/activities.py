@@ -1,0 +1,319 @@
+"""The agent's activities: preparing, running and stopping this machine's share of an attempt, and attending.
+
+All that is decided here can be decided again by another agent process from the folders alone. So an activity whose
+Temporal side ends for any reason lets go of the tasks (they go on), and its retry takes hold of them again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from agent import tasks
+from agent.config import AgentConfig
+from agent.logs import Shipping, log_tail
+from agent.ports import reserve
+from agent.progress import last_sign_s, read_progress
+from agent.sealed import CannotUnseal
+from agent.staging import BadLaunch, StagedAttempt, Stager
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import RunFolder, State
+from agent.unpack import BadArchive
+from domain.protocol import (
+    Activity,
+    Attend,
+    NodeHeartbeat,
+    NodeOutcome,
+    NodePrepared,
+    PrepareNode,
+    RunNode,
+    StopNode,
+    TaskExit,
+)
+
+_log = logging.getLogger(__name__)
+_TAILS_BYTES = 64 << 10
+"""Log tails of one node's exits together: they travel through Temporal's history."""
+
+
+class NodeActivities:
+    """The activities of one machine."""
+
+    def __init__(self, config: AgentConfig, state: StateFolder, stager: Stager, shipping: Shipping) -> None:
+        self._config = config
+        self._state = state
+        self._stager = stager
+        self._shipping = shipping
+        self._starting: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self.attending = 0
+        """How many `machine.attend` run: none, and the machine is not known to be alive."""
+
+    def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
+        """What the worker registers."""
+        return [self.prepare, self.run, self.stop, self.attend]
+
+    @activity.defn(name=Activity.PREPARE_NODE.value)
+    async def prepare(self, request: PrepareNode) -> NodePrepared:
+        """Fetch the launch description, make the tasks' folders, reserve a port for each job led from here."""
+        self._check_machine(request.machine)
+        with _detaching():
+            async with self._heartbeats():
+                self._refuse_stopped(request.workload_id, request.attempt)
+                await self._end_older(request.workload_id, request.attempt)
+                staged = await self._stage(request)
+                ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
+                self._refuse_stopped(request.workload_id, request.attempt)
+        return NodePrepared(self._config.machine, self._config.address, ports)
+
+    @activity.defn(name=Activity.RUN_NODE.value)
+    async def run(self, request: RunNode) -> NodeOutcome:
+        """Start this machine's tasks, or find those that were started, and stay with them to their end."""
+        self._check_machine(request.machine)
+        with _detaching():
+            async with self._heartbeats():
+                self._refuse_stopped(request.workload_id, request.attempt)
+                await self._end_older(request.workload_id, request.attempt)
+                staged = await self._stage(request)
+                async with self._lock(request.workload_id):
+                    self._refuse_stopped(request.workload_id, request.attempt)
+                    await self._start(staged, request.masters)
+            await self._watch(staged)
+            return await asyncio.to_thread(self._outcome, staged)
+
+    @activity.defn(name=Activity.STOP_NODE.value)
+    async def stop(self, request: StopNode) -> NodeOutcome:
+        """Refuse the attempt from now on, give its tasks notice and `grace_s`, and return when nothing of them runs."""
+        with _detaching():
+            async with self._heartbeats():
+                await self._end(request.workload_id, request.attempt, request.grace_s)
+            return await asyncio.to_thread(self._stopped_outcome, request)
+
+    @activity.defn(name=Activity.ATTEND.value)
+    async def attend(self, request: Attend) -> None:
+        """Stop what does not belong here any more, then heartbeat `ready` for as long as the agent lives."""
+        self._check_machine(request.machine)
+        if request.incarnation != self._state.incarnation():
+            raise _refusal("OtherIncarnation", f"machine {request.machine} has been off since {request.incarnation}")
+        with _detaching():
+            self.attending += 1
+            try:
+                async with self._heartbeats():
+                    stale = [key.rpartition(".") for key in request.stop]
+                    await asyncio.gather(*(self._end(workload, int(number), 0.0) for workload, _, number in stale))
+                pause_s = self._pause_s(self._config.attend_interval_s)
+                while True:
+                    activity.heartbeat("ready")
+                    await asyncio.sleep(pause_s)
+            finally:
+                self.attending -= 1
+
+    def resume(self) -> None:
+        """Ship what an earlier agent of this machine left unshipped. Needs a running event loop."""
+        for folder in self._state.attempts():
+            try:
+                self._ship_all(folder)
+            except CannotUnseal as error:  # Then nothing can be masked, so nothing may leave the machine.
+                _log.error("output of %s stays here: %s", folder.key, error)
+
+    # ------------------------------------------------------------------------------------------------- what may run
+
+    def _check_machine(self, machine: str) -> None:
+        if machine != self._config.machine:
+            raise _refusal("WrongMachine", f"this is the agent of {self._config.machine}, not of {machine}")
+
+    def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
+        stopped = self._state.stopped_attempt(workload_id)
+        if attempt <= stopped:
+            raise _refusal("StoppedAttempt", f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here")
+
+    async def _end_older(self, workload_id: str, attempt: int) -> None:
+        """Whoever asks for an attempt has given up all older ones: what still runs of them is a zombie."""
+        if attempt > 1:
+            await self._end(workload_id, attempt - 1, 0.0)
+
+    def _lock(self, workload_id: str) -> asyncio.Lock:
+        return self._starting.setdefault(workload_id, asyncio.Lock())
+
+    # ------------------------------------------------------------------------------------------------------ staging
+
+    async def _stage(self, request: PrepareNode | RunNode) -> StagedAttempt:
+        try:
+            return await asyncio.to_thread(
+                self._stager.stage, request.workload_id, request.attempt, request.launch_key, request.bucket_url
+            )
+        except (BadLaunch, BadArchive, CannotUnseal) as error:
+            raise _refusal(type(error).__name__, str(error)) from None
+
+    def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
+        others = (a for a in self._state.attempts() if a.key != staged.folder.key and not self._state.is_over(a))
+        return reserve(staged.folder, jobs, self._config.ports, others)
+
+    # ------------------------------------------------------------------------------------------------------ running
+
+    async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
+        def start(run: RunFolder, index: int) -> None:
+            if tasks.look(run) is State.ABSENT:
+                tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
+
+        await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
+        self._ship_all(staged.folder)
+
+    async def _watch(self, staged: StagedAttempt) -> None:
+        """Until nothing runs: stop all when one failed, or when all are silent for too long."""
+        runs = staged.runs
+        pause_s = self._pause_s(self._config.heartbeat_interval_s)
+        next_heartbeat_s = 0.0
+        noticed = False
+        while True:
+            running = await self._running(runs)
+            now_s = time.monotonic()
+            if now_s >= next_heartbeat_s or not running:
+                activity.heartbeat(NodeHeartbeat([read_progress(run) for run in runs], len(running)))
+                next_heartbeat_s = now_s + pause_s
+            if not running:
+                return
+            if not noticed:
+                ends = [run.exit() for run in runs] if len(running) < len(runs) else []
+                failed = any(end.started and not end.succeeded for end in ends if end is not None)
+                silent_s = self._silence_s(staged, running)
+                if failed or silent_s is not None:
+                    noticed = True
+                    await self._notify(running, staged.launch.checkpoint.grace_s, told=False, silent_s=silent_s)
+            await asyncio.sleep(self._config.poll_interval_s)
+
+    def _silence_s(self, staged: StagedAttempt, running: list[RunFolder]) -> float | None:
+        """For how long all running tasks have been silent, if that is longer than they may."""
+        limit_s = staged.launch.limits.max_silence_s
+        if limit_s is None:
+            return None
+        now_s = time.time()
+        silent_s = min(now_s - (last_sign_s(run) or now_s) for run in running)
+        return silent_s if silent_s > limit_s else None
+
+    async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
+        """Those of `runs` that run. Lost ones are settled first, and overdue ones ended by force."""
+        running = []
+        for run in runs:
+            state = tasks.look(run)
+            if state is State.LOST:
+                await asyncio.to_thread(tasks.settle, run)
+            elif state is State.RUNNING and tasks.overdue(run):
+                await asyncio.to_thread(tasks.force, run)
+            elif state is State.RUNNING:
+                running.append(run)
+        return running
+
+    # ----------------------------------------------------------------------------------------------------- stopping
+
+    async def _end(self, workload_id: str, attempt: int, grace_s: float) -> None:
+        """Stop a workload's attempts up to `attempt`, for good."""
+        await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
+        folders = [a for a in self._state.attempts() if a.workload_id == workload_id and a.attempt <= attempt]
+        runs = [run for folder in folders for run in folder.runs()]
+        # Whoever is starting tasks right now looks at the stopped attempt under the same lock.
+        async with self._lock(workload_id):
+            await self._notify(runs, grace_s, told=True)
+        while await self._running(runs):
+            await asyncio.sleep(self._config.poll_interval_s)
+        for folder in folders:
+            self._ship_all(folder)
+
+    async def _notify(
+        self, runs: Sequence[RunFolder], grace_s: float, *, told: bool, silent_s: float | None = None
+    ) -> None:
+        def notify(run: RunFolder) -> None:
+            tasks.request_stop(run, grace_s, told=told, silent_s=silent_s)
+
+        await asyncio.gather(*(asyncio.to_thread(notify, run) for run in runs))
+
+    # ------------------------------------------------------------------------------------------------------ results
+
+    def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
+        """How it ended, from the folders alone. Exits in the order in which tasks ended: the first failure first."""
+        runs = staged.runs
+        ended = [(run, end) for run in runs if (end := run.exit()) is not None]
+        stops = [stop for run in runs if (stop := run.stop()) is not None]
+        tail_bytes = min(staged.launch.logs.tail_bytes, _TAILS_BYTES // max(1, len(runs)))
+        exits = [
+            TaskExit(run.job, run.task, end.exit_code, end.signal, log_tail(run, staged.masker, tail_bytes))
+            for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
+            if end.started
+        ]
+        return NodeOutcome(
+            machine=self._config.machine,
+            exits=exits,
+            progress=[read_progress(run) for run in runs],
+            stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
+            hung_s=max((stop.silent_s for stop in stops if stop.silent_s is not None), default=None),
+        )
+
+    def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
+        staged = self._stager.load(self._state.attempt(request.workload_id, request.attempt))
+        if staged is None:
+            return NodeOutcome(self._config.machine, [], [], stopped=True)
+        outcome = self._outcome(staged)
+        outcome.stopped = True
+        return outcome
+
+    def _ship_all(self, folder: AttemptFolder) -> None:
+        staged = self._stager.load(folder)
+        if staged is not None:
+            for run in folder.runs():
+                if tasks.look(run) is not State.ABSENT:
+                    self._shipping.watch(run, partial(self._stager.bucket, folder), staged.masker, staged.launch.logs)
+
+    # -------------------------------------------------------------------------------------------------------- beats
+
+    def _pause_s(self, interval_s: float) -> float:
+        timeout = activity.info().heartbeat_timeout
+        return interval_s if timeout is None else min(interval_s, timeout.total_seconds() / 4)
+
+    @contextlib.asynccontextmanager
+    async def _heartbeats(self) -> AsyncIterator[None]:
+        """Heartbeat while the body works."""
+        pause_s = self._pause_s(self._config.heartbeat_interval_s)
+
+        async def beat() -> None:
+            while True:
+                activity.heartbeat()
+                await asyncio.sleep(pause_s)
+
+        beating = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+
+
+def _refusal(kind: str, message: str) -> ApplicationError:
+    return ApplicationError(message, type=kind, non_retryable=True)
+
+
+@contextlib.contextmanager
+def _detaching() -> Iterator[None]:
+    """Let go of the tasks where the activity is cancelled.
+
+    Only a cancellation that a workflow asked for is passed on. The others (a stopping agent, a missed heartbeat) are
+    failures that a retry makes good; the SDK would report a stopping worker's as a cancellation, which ends the
+    activity.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        details = activity.cancellation_details()
+        if details is not None and details.cancel_requested:
+            raise
+        raise ApplicationError(
+            "the agent let go of the tasks, which go on",
+            type="Detached",
+            next_retry_delay=timedelta(seconds=1),
+            category=ApplicationErrorCategory.BENIGN,
+        ) from None

@@ -1,0 +1,81 @@
+"""Configuration of one machine's agent."""
+
+import os
+import pwd
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent.launch import Owner
+from domain.ids import is_name, machine_id
+
+
+class AgentConfig(BaseModel):
+    """One machine, as its agent announces it, and how its agent works."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: str
+    """`region/cluster/machine`."""
+    region: str
+    cluster: str
+    rack: str
+    gpu_type: str | None = None
+    gpus: int = Field(0, ge=0)
+    cpus_milli: int = Field(gt=0)
+    memory_bytes: int = Field(gt=0)
+    address: str
+    """Host name or IP address that the other machines of its cluster can dial."""
+    ports: tuple[int, int]
+    """First and last port for rendezvous, outside the system's ephemeral range; disjoint where machines share an
+    address."""
+    bucket_url: str | None = None
+    """The region's bucket as this machine reaches it; None: the URL that comes with each request."""
+    state_dir: Path
+    """On a local disk that survives a restart of the agent."""
+    run_as: str | None = None
+    """User of the tasks; None: the agent's own. Another one needs an agent that runs as root."""
+    cgroup: bool = True
+    """Give each task a cgroup v2 of its own, where the agent may."""
+    heartbeat_interval_s: float = Field(1.0, gt=0)
+    """Of a node whose tasks run."""
+    attend_interval_s: float = Field(5.0, gt=0)
+    """Of an idle machine; more often where the heartbeat timeout asks for it."""
+    poll_interval_s: float = Field(0.25, ge=0.05)
+    """How often running tasks are looked at."""
+    hello_interval_s: float = Field(30.0, gt=0)
+    """How often an agent that nobody attends to announces itself again."""
+    keep_runs_s: float = Field(600.0, ge=0)
+    """How long a run's folder is kept after all its output was shipped."""
+    max_archive_bytes: int = Field(1 << 30, gt=0)
+    """Of a working directory as it is uploaded, compressed."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for field in ("region", "cluster"):
+            if not is_name(getattr(self, field)):
+                raise ValueError(f"{field} {getattr(self, field)!r}: must be a name")
+        if self.machine != machine_id(self.region, self.cluster, self.machine.rpartition("/")[2]):
+            raise ValueError(f"machine {self.machine!r}: must be {self.region}/{self.cluster}/ and a name")
+        first, last = self.ports
+        if not 0 < first <= last < 1 << 16:
+            raise ValueError(f"ports {first} to {last}: must be a range within 1 to 65535")
+        if self.run_as is not None and os.geteuid() != 0:
+            raise ValueError(f"run_as {self.run_as!r}: only an agent that runs as root can start tasks as another user")
+        self.owner()
+        return self
+
+    def owner(self) -> Owner | None:
+        """As whom tasks run; None: as the agent.
+
+        Raises:
+            ValueError: there is no such user.
+        """
+        if self.run_as is None:
+            return None
+        try:
+            user = pwd.getpwuid(int(self.run_as)) if self.run_as.isdigit() else pwd.getpwnam(self.run_as)
+        except KeyError:
+            raise ValueError(f"run_as {self.run_as!r}: there is no such user on this machine") from None
+        return Owner(user.pw_uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))

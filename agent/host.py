@@ -1,0 +1,206 @@
+"""One machine's agent as a process: registration, the worker, shipping and tidying, for as long as it is wanted."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio.client import Client
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from agent import sealed, tasks
+from agent.activities import NodeActivities
+from agent.config import AgentConfig
+from agent.logs import Shipping, shipped
+from agent.staging import Stager
+from agent.state import StateFolder
+from agent.tasks import State
+from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
+from domain.protocol import Hello
+from domain.version import BUILD_ID
+from infra.config import TemporalSettings
+from infra.errors import ConfigurationError
+from infra.objects import open_store
+from infra.temporal_client import connect
+
+MACHINE_WORKFLOW = "MachineWorkflow"
+HELLO_SIGNAL = "hello"
+T = TypeVar("T")
+ClientFactory = Callable[[], Awaitable[Client]]
+_ABANDONED_S = 86400.0
+"""A prepared attempt that nobody ran or stopped for so long is tidied away."""
+_GOODBYE_S = 5.0
+"""How long a stopping agent tries to tell Temporal so."""
+_STEADY_S = 30.0
+"""A worker that worked for so long is started again without a long pause."""
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> None:
+    """Be the agent of one machine until `stop` is set. Tasks go on afterwards, for the next agent to find.
+
+    Temporal may come, go and be absent: the agent dials again for as long as it takes.
+
+    Raises:
+        ConfigurationError: another agent runs on the same state folder, or `client_factory` says so.
+    """
+    stop = stop or asyncio.Event()
+    state = StateFolder(config.state_dir)
+    await asyncio.to_thread(state.acquire)
+    # Of its own: a bucket that does not answer must not keep tasks from being started or stopped.
+    executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
+    shipping = Shipping(executor)
+    activities = NodeActivities(config, state, Stager(config, state, open_store), shipping)
+    tidying = asyncio.create_task(_tidy(config, state))
+    try:
+        activities.resume()
+        failures = 0
+        while not stop.is_set():
+            began_s = time.monotonic()
+            try:
+                client = await _unless(stop, client_factory())
+                if client is not None:
+                    await _unless(stop, _say_hello(client, config, state))
+                    await _work(client, config, state, activities, stop)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                failures = 1 if time.monotonic() - began_s > _STEADY_S else failures + 1
+                pause_s = min(5.0, 0.25 * 2.0**failures)
+                _log.warning("%s: no Temporal, next try in %.1f s: %s", config.machine, pause_s, error)
+                await _unless(stop, asyncio.sleep(pause_s))
+    finally:
+        tidying.cancel()
+        await shipping.close()
+        executor.shutdown(wait=False, cancel_futures=True)
+        state.release()
+
+
+def run_agent(config: AgentConfig, temporal: TemporalSettings) -> None:
+    """`serve` until SIGTERM or SIGINT. Blocks.
+
+    Raises:
+        ConfigurationError: another agent runs on the same state folder, or Temporal's TLS files are unusable.
+    """
+    os.umask(0o022)  # Tasks of another user must be able to enter their folders.
+
+    async def until_signalled() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(config, lambda: connect(temporal), stop)
+
+    asyncio.run(until_signalled())
+
+
+async def _work(
+    client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities, stop: asyncio.Event
+) -> None:
+    """Poll the machine's queue until `stop` is set or Temporal refuses the worker."""
+    worker = Worker(
+        client,
+        task_queue=agent_queue(config.machine),
+        activities=activities.all(),
+        build_id=BUILD_ID,
+        identity=f"agent {config.machine} pid {os.getpid()}",
+        max_concurrent_activities=1000,
+        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
+        max_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
+        default_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
+    )
+    working = asyncio.create_task(worker.run())
+    stopping = asyncio.create_task(stop.wait())
+    announcing = asyncio.create_task(_stay_known(client, config, state, activities))
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            # Activities are told at once; each reports that it let go, if Temporal is there to hear it.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(worker.shutdown(), _GOODBYE_S)
+        if working.done():
+            await working
+    finally:
+        for task in (stopping, announcing, working):
+            task.cancel()
+        # A worker that cannot reach Temporal may not end for a long time; its tasks' next agent does not need it to.
+        await asyncio.wait({stopping, announcing, working}, timeout=1.0)
+
+
+async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) -> None:
+    hello = Hello(
+        machine=config.machine,
+        region=config.region,
+        cluster=config.cluster,
+        rack=config.rack,
+        gpu_type=config.gpu_type,
+        gpus=config.gpus,
+        cpus_milli=config.cpus_milli,
+        memory_bytes=config.memory_bytes,
+        address=config.address,
+        incarnation=state.incarnation(),
+        public_key=sealed.public_key(state.private_key()),
+        runs=state.running(),
+    )
+    await client.start_workflow(
+        MACHINE_WORKFLOW,
+        config.machine,
+        id=machine_workflow_id(config.machine),
+        task_queue=CONTROL_QUEUE,
+        start_signal=HELLO_SIGNAL,
+        start_signal_args=[hello],
+        rpc_timeout=timedelta(seconds=10),
+    )
+
+
+async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities) -> None:
+    """Announce the machine again where nobody attends to it: its workflow may be lost, or never have heard."""
+    while True:
+        await asyncio.sleep(config.hello_interval_s)
+        if activities.attending == 0:
+            try:
+                await _say_hello(client, config, state)
+            except Exception as error:
+                _log.warning("%s: could not announce itself: %s", config.machine, error)
+
+
+async def _tidy(config: AgentConfig, state: StateFolder) -> None:
+    """Remove the folders of attempts that are over and shipped, some time after."""
+    while True:
+        await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
+        try:
+            await asyncio.to_thread(tidy, state, config.keep_runs_s)
+        except OSError as error:
+            _log.warning("%s: run folders could not be tidied: %s", config.machine, error)
+
+
+def tidy(state: StateFolder, keep_s: float) -> list[str]:
+    """Remove what is over, shipped and older than `keep_s` seconds; returns the attempts (`workload.attempt`)."""
+    removed = []
+    for attempt in state.attempts():
+        age_s = attempt.age_s()
+        kept_back = any(tasks.look(run) is not State.ABSENT and not shipped(run) for run in attempt.runs())
+        over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
+        if age_s > keep_s and over and not kept_back:
+            # A late retry must be refused, for without the folder it would start the tasks anew.
+            state.stop_attempts(attempt.workload_id, attempt.attempt)
+            attempt.remove()
+            removed.append(attempt.key)
+    return removed
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of `work`, or None as soon as `stop` is set."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()

@@ -1,0 +1,215 @@
+"""The launch description: all that an agent needs to know of an attempt, and the launch of one task made from it.
+
+The control plane writes it, as JSON, into the region's bucket under `domain.ids.launch_key`, once for the whole gang;
+every agent of the gang reads the same document and runs the tasks that name its machine. Ports are not in it: they are
+reserved by the agents afterwards and come with `RunNode.masters`. Secrets are in it only sealed, for each machine those
+of the jobs that run there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from domain.ids import NAME_PATTERN, is_name, run_id
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CheckpointLaunch(_Frozen):
+    """Checkpoint settings of the attempt."""
+
+    interval_s: float
+    grace_s: float
+    """Time from the notice (SIGTERM) to SIGKILL."""
+    keep: int
+    uri: str
+    """Folder of the workload's checkpoints in the region's bucket."""
+
+
+class LimitsLaunch(_Frozen):
+    """Limits that the agent watches."""
+
+    max_silence_s: float | None = None
+    """Seconds without a report, checkpoint or log output of any running task here; None: no limit."""
+
+
+class LogLaunch(_Frozen):
+    """How output is shipped (`agent.logs`)."""
+
+    segment_bytes: int = Field(64 << 10, gt=0)
+    """New output of this size is shipped at once."""
+    interval_s: float = Field(1.0, gt=0)
+    """Less is shipped this often."""
+    tail_bytes: int = Field(4096, ge=0)
+    """How much of its end a `TaskExit` carries."""
+
+
+class JobLaunch(_Frozen):
+    """What the tasks of a job have in common."""
+
+    role: str
+    tasks: int = Field(gt=0)
+    argv: tuple[str, ...] = ()
+    """Empty where `script` is set."""
+    script: str | None = None
+    """Run with `/bin/sh -eu`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    master_machine: str
+    """Machine of the job's task 0, where its rendezvous port is reserved."""
+
+    @model_validator(mode="after")
+    def _has_a_command(self) -> Self:
+        if bool(self.argv) == (self.script is not None):
+            raise ValueError("give either argv or script")
+        return self
+
+
+class TaskPlace(_Frozen):
+    """One task and where it runs."""
+
+    job: str
+    task: int = Field(ge=0)
+    machine: str
+    rank: int
+    """Rank of the task in its job."""
+    world_size: int
+    node_rank: int
+    local_rank: int
+    local_world_size: int
+    slots: tuple[int, ...] = ()
+    """Indices of the machine's GPU slots that it holds."""
+    cpus_milli: int = 0
+    memory_bytes: int = 0
+
+
+class LaunchDescription(_Frozen):
+    """An attempt of a workload, as its agents read it."""
+
+    version: int = 1
+    workload_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: str
+    tenant: str
+    attempt: int = Field(gt=0)
+    region: str
+    checkpoint: CheckpointLaunch
+    limits: LimitsLaunch = LimitsLaunch()
+    tables: dict[str, str] = Field(default_factory=dict)
+    """Table to the URI of its folder in the region's bucket."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Relative path to text, written over the archive's content."""
+    workdir: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the archive, which is in the same bucket under `domain.ids.archive_key`."""
+    logs: LogLaunch = LogLaunch()
+    jobs: dict[str, JobLaunch]
+    tasks: tuple[TaskPlace, ...]
+    sealed_secrets: dict[str, str] = Field(default_factory=dict)
+    """Machine to base64 of a sealed box, for its public key, of the JSON `{job: {variable: value}}`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name in (*self.jobs, *self.tables):
+            if not is_name(name):
+                raise ValueError(f"name {name!r}: must match {NAME_PATTERN}")
+        seen = set()
+        for task in self.tasks:
+            if task.job not in self.jobs or task.task >= self.jobs[task.job].tasks:
+                raise ValueError(f"task {task.job}/{task.task}: there is no such job or task")
+            if (task.job, task.task) in seen:
+                raise ValueError(f"task {task.job}/{task.task}: named twice")
+            seen.add((task.job, task.task))
+        return self
+
+    def on_machine(self, machine: str) -> tuple[TaskPlace, ...]:
+        """The tasks of one machine, by job and index."""
+        return tuple(sorted((t for t in self.tasks if t.machine == machine), key=lambda t: (t.job, t.task)))
+
+
+@dataclass(frozen=True)
+class Owner:
+    """As whom a task runs."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TaskLaunch:
+    """What the shim is given."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    output: str
+    """File for standard output and error."""
+    grace_s: float
+    """For a SIGTERM that comes without a deadline."""
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+    cgroup: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The shim's input."""
+        return asdict(self)
+
+
+def environment(
+    launch: LaunchDescription,
+    place: TaskPlace,
+    *,
+    masters: Mapping[str, str],
+    home: Path,
+    report: Path,
+    python: str,
+    secrets: Mapping[str, str],
+) -> dict[str, str]:
+    """The whole environment of a task: nothing of the agent's own is in it.
+
+    `masters` is job to `address:port`, `secrets` are those of the task's job. The user's variables may replace PATH,
+    HOME and LANG, and none of those that mizzen hands out; no name that starts with `MIZZEN_` is theirs.
+    """
+    job = launch.jobs[place.job]
+    theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
+    ours = {
+        "MIZZEN_WORKLOAD": launch.workload_id,
+        "MIZZEN_WORKLOAD_NAME": launch.name,
+        "MIZZEN_TENANT": launch.tenant,
+        "MIZZEN_ATTEMPT": str(launch.attempt),
+        "MIZZEN_JOB": place.job,
+        "MIZZEN_TASK": str(place.task),
+        "MIZZEN_TASKS": str(job.tasks),
+        "MIZZEN_REGION": launch.region,
+        "MIZZEN_MACHINE": place.machine,
+        "MIZZEN_RUN_ID": run_id(launch.workload_id, launch.attempt, place.job, place.task),
+        "MIZZEN_CHECKPOINT_URI": launch.checkpoint.uri,
+        "MIZZEN_CHECKPOINT_INTERVAL_S": f"{launch.checkpoint.interval_s:.12g}",
+        "MIZZEN_CHECKPOINT_KEEP": str(launch.checkpoint.keep),
+        "MIZZEN_GRACE_S": f"{launch.checkpoint.grace_s:.12g}",
+        "MIZZEN_REPORT": str(report),
+        "MIZZEN_PYTHON": python,
+        "CUDA_VISIBLE_DEVICES": ",".join(str(slot) for slot in place.slots),
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "NODE_RANK": str(place.node_rank),
+    }
+    for table, uri in launch.tables.items():
+        ours[f"MIZZEN_TABLE_{_variable(table)}"] = uri
+    for name, address in masters.items():
+        ours[f"MIZZEN_JOB_{_variable(name)}_ADDR"] = address
+    if place.job in masters:
+        ours["MASTER_ADDR"], _, ours["MASTER_PORT"] = masters[place.job].rpartition(":")
+    return {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8"} | theirs | ours
+
+
+def _variable(name: str) -> str:
+    return name.upper().replace("-", "_")

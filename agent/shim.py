@@ -1,0 +1,300 @@
+"""The shim: one small process above each task, which outlives the agent and keeps the task's status.
+
+Run as `python -I -S -E shim.py FOLDER` with the launch as JSON on its standard input, so that no secret touches a disk.
+Standard library only, and imports nothing of ours. It leaves its parent's session and family, and in FOLDER
+
+- holds `lock` (flock) for as long as it lives;
+- writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
+- waits as a child subreaper, so that whatever the task leaves behind becomes its child and is killed;
+- writes `exit.json` when nothing of the task is left. Both are synced to the disk.
+
+A folder with `pid.json` or `exit.json` is never started again: a task starts at most once, whoever retries.
+
+SIGTERM to the shim is the stop: the task's process group gets SIGTERM, and SIGKILL at the deadline in `stop.json`
+(`deadline_boot_s`, on CLOCK_BOOTTIME), or after the launch's `grace_s` where there is no such file. Until then the
+task's children may finish even if its first process is gone: a shell dies of the notice before its trainer has saved.
+The task's dead leader is reaped last, so that its process group cannot become another's in the meantime.
+"""
+
+# pathlib would double the imports of the shim, of which there is one for every task.
+# ruff: noqa: PTH100, PTH105, PTH106, PTH110, PTH120, PTH208
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from functools import cache
+from typing import Any, NoReturn
+
+PID_FILE = "pid.json"
+EXIT_FILE = "exit.json"
+STOP_FILE = "stop.json"
+LOCK_FILE = "lock"
+CANNOT_RUN = 127
+"""Exit code of a task whose command cannot be executed, as a shell has it."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_WATCHED = {signal.SIGCHLD, signal.SIGTERM}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def boot_time_s() -> float:
+    """Seconds since boot: a clock that every process of the machine shares and nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def process_stat(pid: int) -> tuple[str, int, int] | None:
+    """State letter, parent and start time (clock ticks since boot, field 22) of a process; None: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def process_table() -> dict[int, tuple[str, int, int]]:
+    """`process_stat` of every process."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return {pid: stat for pid in pids if (stat := process_stat(pid)) is not None}
+
+
+def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None = None) -> set[int]:
+    """Children of `roots`, their children and so on, zombies included, `roots` not."""
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent, _) in (process_table() if table is None else table).items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    ahead = list(roots)
+    while ahead:
+        for child in children.get(ahead.pop(), ()):
+            if child not in found and child not in roots:
+                found.add(child)
+                ahead.append(child)
+    return found
+
+
+def write_durably(path: str, body: dict[str, Any]) -> None:
+    """Write `body` as JSON in one step: a temporary file, synced, renamed, the folder synced."""
+    temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
+    with open(temporary, "w") as file:
+        json.dump(body, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send `signum` to this process when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> NoReturn:
+    """In the forked child: become the task once the shim has recorded it."""
+    try:
+        os.setsid()
+        if launch["cgroup"] is not None:
+            _join_cgroup(launch["cgroup"])
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if os.read(gate, 1) != b"x":
+            os._exit(CANNOT_RUN)
+        if launch["uid"] is not None:
+            os.fchown(1, launch["uid"], launch["gid"])
+            os.setgroups(launch["groups"])
+            os.setgid(launch["gid"])
+            os.setuid(launch["uid"])
+        die_with_parent()  # After setuid, which clears it.
+        if os.getppid() != shim:
+            os._exit(CANNOT_RUN)
+        os.chdir(launch["cwd"])
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os.execvpe(launch["argv"][0], launch["argv"], launch["env"])
+    except BaseException as error:
+        os.write(2, f"mizzen: cannot run {launch['argv'][0]!r}: {error}\n".encode())
+    os._exit(CANNOT_RUN)
+
+
+def _join_cgroup(path: str) -> None:
+    # Best effort: the process tree is followed in any case.
+    with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", "w") as file:
+        file.write("0")
+
+
+def kill_cgroup(path: str) -> None:
+    """Kill every process of a cgroup, where there is one that can be killed."""
+    with contextlib.suppress(OSError), open(f"{path}/cgroup.kill", "w") as file:
+        file.write("1")
+
+
+class _Task:
+    """The running task, seen from its shim."""
+
+    def __init__(self, folder: str, launch: dict[str, Any], pid: int) -> None:
+        self.folder = folder
+        self.launch = launch
+        self.pid = pid
+        self.ended = False
+        self.deadline_s: float | None = None
+
+    def reap(self) -> None:
+        """See whether the task ended, and bury what else died; the task itself stays unburied."""
+        while not self.ended:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid == self.pid:
+                self.ended = True
+            else:
+                os.waitpid(ended.si_pid, 0)
+
+    def others(self) -> set[int]:
+        """The task's descendants, without those that are only waiting to be buried."""
+        table = process_table()
+        me = os.getpid()
+        for pid, (state, parent, _) in table.items():
+            if state in "ZX" and parent == me and pid != self.pid:
+                os.waitpid(pid, os.WNOHANG)
+        return {pid for pid in descendants({me}, table) - {self.pid} if table[pid][0] not in "ZX"}
+
+    def notice(self) -> None:
+        """SIGTERM to the whole process group the first time; the earliest deadline counts."""
+        try:
+            with open(f"{self.folder}/{STOP_FILE}") as file:
+                deadline_s = float(json.load(file)["deadline_boot_s"])
+        except (OSError, ValueError, KeyError):
+            deadline_s = boot_time_s() + float(self.launch["grace_s"])
+        first = self.deadline_s is None
+        self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
+        if first and not self.ended:
+            _signal_group(self.pid, signal.SIGTERM)
+            _signal_group(self.pid, signal.SIGCONT)  # A stopped process would not see the notice.
+
+    def kill(self) -> None:
+        """SIGKILL to everything, until nothing is left that may be killed."""
+        if self.launch["cgroup"] is not None:
+            kill_cgroup(self.launch["cgroup"])
+        pause_s = 0.005
+        while True:
+            left = False
+            for pid in self.others() | ({self.pid} if not self.ended else set()):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                except PermissionError:
+                    continue  # A setuid program of another user: nobody but root can end it.
+                left = True
+            self.reap()
+            if not left:
+                return
+            time.sleep(pause_s)
+            pause_s = min(0.25, 2 * pause_s)
+
+    def wait(self) -> None:
+        """Until the task has ended, and, where it was told to stop, its children too or the deadline came."""
+        while True:
+            self.reap()
+            if self.ended and (self.deadline_s is None or not self.others()):
+                return
+            timeout_s = 3600.0
+            if self.deadline_s is not None:
+                timeout_s = self.deadline_s - boot_time_s()
+                if timeout_s <= 0:
+                    return
+                if self.ended:
+                    timeout_s = min(timeout_s, 0.25)  # Whose parent lives and does not wait sends us no signal.
+            seen = signal.sigtimedwait(_WATCHED, timeout_s)
+            if seen is not None and seen.si_signo == signal.SIGTERM:
+                self.notice()
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
+    """Run the task in `folder` to its end. Closes the descriptor `started` once it is recorded."""
+    lock = os.open(f"{folder}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # Another shim has this run.
+    if os.path.exists(f"{folder}/{PID_FILE}") or os.path.exists(f"{folder}/{EXIT_FILE}"):
+        return
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    shim = os.getpid()
+    output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    gate, opener = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(opener)
+        os.close(started)
+        _become_task(launch, shim, output, gate)
+    os.close(gate)
+    os.close(output)
+    identities = {"shim": shim, "task": pid}
+    body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
+    for name, number in identities.items():
+        stat = process_stat(number)
+        body[name] = {"pid": number, "start": stat[2] if stat is not None else 0}
+    write_durably(f"{folder}/{PID_FILE}", body)
+    os.write(opener, b"x")
+    os.close(opener)
+    os.close(started)
+    launch.pop("env")  # Secrets need not stay in memory.
+    task = _Task(folder, launch, pid)
+    task.wait()
+    task.kill()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if launch["cgroup"] is not None:
+        with contextlib.suppress(OSError):
+            os.rmdir(launch["cgroup"])
+    exited = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+    write_durably(f"{folder}/{EXIT_FILE}", {**exited, "ended_at_s": time.time()})
+
+
+def main(folder: str) -> None:
+    """Start the shim of the run in `folder`; returns, in the first process, when the task is recorded or refused."""
+    launch = json.load(sys.stdin.buffer)
+    os.setsid()
+    recorded, started = os.pipe()
+    if os.fork() != 0:
+        os.close(started)
+        os.read(recorded, 1)
+        os._exit(0)
+    os.close(recorded)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    supervise(folder, launch, started)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(os.path.abspath(sys.argv[1]))

@@ -1,0 +1,222 @@
+"""A machine's state folder: what an agent must still know after its own restart.
+
+    agent.lock, agent.json      held and written by the running agent
+    key                         the X25519 private key (mode 0600)
+    incarnation                 this boot of the machine; gone after `agent.fleet.power_off`
+    powered-off                 marker: the machine is off and its agent must not be started
+    stopped/WORKLOAD            the last attempt of a workload that was told to stop: it and older ones are refused
+    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json
+    runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
+
+JSON files are replaced in one step and synced.
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from agent import sealed, shim, tasks
+from agent.launch import LaunchDescription
+from agent.processes import Identity
+from agent.tasks import RunFolder, State
+from infra.errors import ConfigurationError
+
+_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+POWERED_OFF = "powered-off"
+
+
+class AttemptFolder:
+    """What one machine knows of one attempt."""
+
+    def __init__(self, path: Path, workload_id: str, attempt: int) -> None:
+        self.path = path
+        self.workload_id = workload_id
+        self.attempt = attempt
+
+    @property
+    def key(self) -> str:
+        """`workload.attempt`, as `Hello.runs` and `Attend.stop` have it."""
+        return f"{self.workload_id}.{self.attempt}"
+
+    def launch(self) -> LaunchDescription | None:
+        """The launch description, once it was fetched."""
+        try:
+            return LaunchDescription.model_validate_json((self.path / "launch.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def bucket_url(self) -> str | None:
+        """The bucket that it came from, and that logs go to."""
+        body = read_json(self.path / "bucket.json")
+        return None if body is None else str(body["url"])
+
+    def save_launch(self, document: bytes, bucket_url: str) -> None:
+        """Keep the launch description (JSON) and where it came from."""
+        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        shim.write_durably(str(self.path / "bucket.json"), {"url": bucket_url})
+        shim.write_durably(str(self.path / "launch.json"), json.loads(document))
+
+    def ports(self) -> dict[str, int]:
+        """Job to the port that is reserved for its rendezvous."""
+        return read_json(self.path / "ports.json") or {}
+
+    def save_ports(self, ports: dict[str, int]) -> None:
+        """Keep the reservation."""
+        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        shim.write_durably(str(self.path / "ports.json"), ports)
+
+    def run(self, job: str, task: int) -> RunFolder:
+        """The folder of one of its tasks, which may not be there yet."""
+        return RunFolder(self.path / f"{job}.{task}", self.workload_id, self.attempt, job, task)
+
+    def runs(self) -> list[RunFolder]:
+        """The tasks that have a folder, by job and index."""
+        found = []
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            job, _, task = path.name.rpartition(".")
+            if path.is_dir() and job and task.isdigit():
+                found.append(self.run(job, int(task)))
+        return sorted(found, key=lambda run: (run.job, run.task))
+
+    def age_s(self) -> float:
+        """Seconds since a file was last put into it, or into one of its tasks' folders."""
+        return time.time() - max(path.stat().st_mtime for path in (self.path, *(run.path for run in self.runs())))
+
+    def remove(self) -> None:
+        """Delete all of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class StateFolder:
+    """The state folder of one machine. Made with what it needs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock: int | None = None
+        self._fence = threading.Lock()
+        # Tasks of other users must be able to pass through, and to see nothing.
+        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        for name in ("runs", "stopped"):
+            (self.path / name).mkdir(mode=0o711, exist_ok=True)
+
+    def acquire(self, patience_s: float = 15.0) -> None:
+        """Become the one agent of this folder, and record who that is.
+
+        Raises:
+            ConfigurationError: another agent still runs on it after `patience_s`.
+        """
+        self._lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_up_s = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_s:
+                    other = self.agent()
+                    raise ConfigurationError(
+                        f"state_dir {self.path}: another agent{f' (pid {other.pid})' if other else ''} runs on it"
+                    ) from None
+                time.sleep(0.1)
+        me = Identity.of(os.getpid())
+        body = {"pid": me.pid, "start": me.start, "boot_id": me.boot_id}
+        shim.write_durably(str(self.path / "agent.json"), body)
+
+    def release(self) -> None:
+        """Let another agent have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def agent(self) -> Identity | None:
+        """The agent that last ran on it."""
+        body = read_json(self.path / "agent.json")
+        return None if body is None else Identity.from_json(body, str(body["boot_id"]))
+
+    def private_key(self) -> bytes:
+        """The machine's private key; made if there is none."""
+        path = self.path / "key"
+        if not path.exists():
+            temporary = path.with_name(f"key.{os.getpid()}.tmp")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(sealed.new_key())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        return path.read_bytes()
+
+    def incarnation(self) -> str:
+        """The boot of the machine, `BOOT.CHANCE`: kept over restarts of the agent; new after a boot or `power_off`."""
+        path = self.path / "incarnation"
+        body = read_json(path)
+        boot = shim.boot_id()
+        if body is None or body["boot_id"] != boot:
+            body = {"boot_id": boot, "chance": secrets.token_hex(4)}
+            shim.write_durably(str(path), body)
+        return f"{body['boot_id']}.{body['chance']}"
+
+    def stopped_attempt(self, workload_id: str) -> int:
+        """The last attempt that was told to stop; 0: none."""
+        body = read_json(self.path / "stopped" / check_workload(workload_id))
+        return 0 if body is None else int(body["attempt"])
+
+    def stop_attempts(self, workload_id: str, attempt: int) -> None:
+        """Refuse `attempt` and older ones from now on. Durable, and never taken back."""
+        with self._fence:
+            if attempt > self.stopped_attempt(workload_id):
+                shim.write_durably(str(self.path / "stopped" / workload_id), {"attempt": attempt})
+
+    def attempt(self, workload_id: str, attempt: int) -> AttemptFolder:
+        """The folder of an attempt, which may not be there yet."""
+        return AttemptFolder(self.path / "runs" / f"{check_workload(workload_id)}.{attempt}", workload_id, attempt)
+
+    def is_over(self, attempt: AttemptFolder) -> bool:
+        """Whether nothing of an attempt runs, or will run any more: it was stopped, or all its tasks have ended."""
+        states = [tasks.look(run) for run in attempt.runs()]
+        if self.stopped_attempt(attempt.workload_id) >= attempt.attempt:
+            return State.RUNNING not in states and State.LOST not in states
+        return bool(states) and all(state is State.ENDED for state in states)
+
+    def is_started(self, attempt: AttemptFolder) -> bool:
+        """Whether any of its tasks was ever started, or was stopped before."""
+        return any(tasks.look(run) is not State.ABSENT for run in attempt.runs())
+
+    def running(self) -> list[str]:
+        """`workload.attempt` of every attempt of which something runs."""
+        return [a.key for a in self.attempts() if any(tasks.look(run) is State.RUNNING for run in a.runs())]
+
+    def attempts(self) -> list[AttemptFolder]:
+        """The attempts that have a folder, by workload and number."""
+        found = []
+        for path in (self.path / "runs").iterdir():
+            workload_id, _, number = path.name.rpartition(".")
+            if number.isdigit() and _WORKLOAD.fullmatch(workload_id):
+                found.append(self.attempt(workload_id, int(number)))
+        return sorted(found, key=lambda a: (a.workload_id, a.attempt))
+
+
+def check_workload(workload_id: str) -> str:
+    """`workload_id`, if it can name a folder.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _WORKLOAD.fullmatch(workload_id):
+        raise ValueError(f"workload id {workload_id!r}: must be letters, digits, hyphens and underscores")
+    return workload_id
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; None: there is no file."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None

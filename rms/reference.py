@@ -1,0 +1,385 @@
+"""The plain bid: what `rms.bid` must equal, for tests and benches only.
+
+It follows MAST 4.3 step by step on machine ids and dictionaries, tries every cluster and GPU type for every job, and
+asks "does the job fit?" by trying to place it.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import (
+    Bid,
+    JobPlacement,
+    JobRequest,
+    MachineState,
+    PlacementRequest,
+    Plan,
+    PlanQuality,
+    RegionSnapshot,
+    RunningWorkload,
+)
+from rms.refusal import needs
+
+_Free = dict[str, tuple[int, int, int]]
+"""Machine to free GPUs, CPUs (milli) and memory (bytes)."""
+_Spread = dict[str, int]
+"""Machine to number of tasks."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A cluster and GPU type for a job, and the sets of machines to try there, one after another."""
+
+    cluster: str
+    gpu_type: str | None
+    preference: int
+    attempts: tuple[tuple[MachineState, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A plan for one job."""
+
+    job: JobRequest
+    place: _Place
+    spread: _Spread
+    victims: tuple[RunningWorkload, ...]
+
+
+def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
+    """The region's bid, as `rms.bid.bid` documents it."""
+    lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
+    if lacking:
+        reasons = [
+            Reason(ReasonCode.NO_HARDWARE, {"region": snapshot.region, "job": job.name, "needs": needs(job)})
+            for job in lacking
+        ]
+        return Bid(request.workload, snapshot.region, None, tuple(reasons))
+
+    allowed = [
+        w for w in snapshot.running if w.evictable and w.rank > request.rank and w.id not in request.may_not_evict
+    ]
+    allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
+    free = _free_now(snapshot)
+    victims: list[RunningWorkload] = []
+    choices: list[_Choice] = []
+    for job in request.jobs:
+        candidates = [w for w in allowed if w not in victims]
+        options = []
+        for place in _places(snapshot, job):
+            chosen = _victims_for(job, place, free, candidates)
+            if chosen is not None:
+                spread = _place_job(job, place, _release(free, chosen))
+                assert spread is not None
+                options.append(_Choice(job, place, spread, tuple(chosen)))
+        if not options:
+            return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
+        best = min(options, key=lambda option: _criteria(snapshot, option))
+        free = _take(_release(free, best.victims), job, best.spread)
+        victims.extend(best.victims)
+        choices.append(best)
+
+    choices, victims = _without_unneeded(snapshot, choices, victims)
+    return Bid(request.workload, snapshot.region, _plan(snapshot, request, choices, victims))
+
+
+# --------------------------------------------------------------------------------------- what is free, and where
+
+
+def _free_now(snapshot: RegionSnapshot) -> _Free:
+    return {m.id: (m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in snapshot.machines}
+
+
+def _release(free: _Free, victims: list[RunningWorkload] | tuple[RunningWorkload, ...]) -> _Free:
+    released = dict(free)
+    for victim in victims:
+        for held in victim.holdings:
+            if held.machine in released:
+                gpus, cpus, memory = released[held.machine]
+                released[held.machine] = (gpus + held.gpus, cpus + held.cpus_milli, memory + held.memory_bytes)
+    return released
+
+
+def _take(free: _Free, job: JobRequest, spread: _Spread) -> _Free:
+    left = dict(free)
+    for machine, tasks in spread.items():
+        gpus, cpus, memory = left[machine]
+        left[machine] = (
+            gpus - tasks * job.gpus_per_task,
+            cpus - tasks * job.cpus_milli_per_task,
+            memory - tasks * job.memory_bytes_per_task,
+        )
+    return left
+
+
+def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
+    places = []
+    for cluster in sorted({m.cluster for m in snapshot.machines}):
+        machines = tuple(m for m in snapshot.machines if m.cluster == cluster)
+        if job.gpus_per_task == 0:
+            places.append(_Place(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines)))
+            continue
+        for preference, gpu_type in enumerate(job.gpu_types):
+            places.append(
+                _Place(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),))
+            )
+    return places
+
+
+def _tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
+    wanted = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
+    return max(0, min(amount // want for amount, want in zip(amounts, wanted, strict=True) if want))
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+
+
+def _place_job(job: JobRequest, place: _Place, free: _Free) -> _Spread | None:
+    for machines in place.attempts:
+        spread = _pack(job, job.tasks, list(machines), free)
+        if spread is not None:
+            return spread
+    return None
+
+
+def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: _Free) -> _Spread | None:
+    room = {m.id: _tasks_that_fit(job, free[m.id]) for m in machines}
+    if sum(room.values()) < tasks:
+        return None
+    spread: _Spread = {}
+    while True:
+        one = _on_one_machine(job, tasks, machines, room, free)
+        if one is not None:
+            return {**spread, **one}
+        racks = _racks(machines)
+        options = []
+        for rack, members in racks.items():
+            option = _within_rack(job, tasks, members, room, free)
+            if option is not None:
+                options.append((len(option), sum(room[m.id] for m in members), rack, option))
+        if options:
+            return {**spread, **min(options, key=lambda option: option[:3])[3]}
+        largest = min(racks, key=lambda rack: (-sum(room[m.id] for m in racks[rack]), rack))
+        for machine in racks[largest]:
+            if room[machine.id]:
+                spread[machine.id] = room[machine.id]
+                tasks -= room[machine.id]
+        machines = [m for m in machines if m.rack != largest]
+
+
+def _racks(machines: list[MachineState]) -> dict[str, list[MachineState]]:
+    return {rack: [m for m in machines if m.rack == rack] for rack in sorted({m.rack for m in machines})}
+
+
+def _on_one_machine(
+    job: JobRequest, tasks: int, machines: list[MachineState], room: dict[str, int], free: _Free
+) -> _Spread | None:
+    def tightness(machine: MachineState) -> tuple[int, int, int, str]:
+        gpus, cpus, _ = free[machine.id]
+        left_gpus, left_cpus = gpus - tasks * job.gpus_per_task, cpus - tasks * job.cpus_milli_per_task
+        return (room[machine.id], left_gpus, left_cpus, machine.id)
+
+    fitting = [m for m in machines if room[m.id] >= tasks]
+    return {min(fitting, key=tightness).id: tasks} if fitting else None
+
+
+def _within_rack(
+    job: JobRequest, tasks: int, members: list[MachineState], room: dict[str, int], free: _Free
+) -> _Spread | None:
+    if sum(room[m.id] for m in members) < tasks:
+        return None
+    spread: _Spread = {}
+    left = list(members)
+    while True:
+        last = _on_one_machine(job, tasks, left, room, free)
+        if last is not None:
+            return {**spread, **last}
+        largest = min(left, key=lambda m: (-room[m.id], free[m.id][0] - room[m.id] * job.gpus_per_task, m.id))
+        spread[largest.id] = room[largest.id]
+        tasks -= room[largest.id]
+        left.remove(largest)
+
+
+# ------------------------------------------------------------------------------------------------------------ eviction
+
+
+def _victims_for(
+    job: JobRequest, place: _Place, free: _Free, candidates: list[RunningWorkload]
+) -> list[RunningWorkload] | None:
+    """Nobody if the job fits; None if it does not even without all candidates."""
+
+    def fits(victims: list[RunningWorkload]) -> bool:
+        return _place_job(job, place, _release(free, victims)) is not None
+
+    if fits([]):
+        return []
+    eligible = {m.id for m in place.attempts[-1]}
+    scanned: list[RunningWorkload] = []
+    for candidate in candidates:
+        if any(h.machine in eligible and (h.gpus or h.cpus_milli or h.memory_bytes) for h in candidate.holdings):
+            scanned.append(candidate)
+            if fits(scanned):
+                break
+    if not fits(scanned):
+        return None
+
+    def largest_first(candidate: RunningWorkload) -> tuple[int, int, str]:
+        gpus = sum(h.gpus for h in candidate.holdings if h.machine in eligible)
+        cpus = sum(h.cpus_milli for h in candidate.holdings if h.machine in eligible)
+        return (-gpus, -cpus, candidate.id) if job.gpus_per_task else (-cpus, -gpus, candidate.id)
+
+    scanned.sort(key=largest_first)
+    kept: list[RunningWorkload] = []
+    for candidate in scanned:
+        kept.append(candidate)
+        if fits(kept):
+            break
+    for candidate in reversed(list(kept)):
+        without = [other for other in kept if other is not candidate]
+        if fits(without):
+            kept = without
+    return kept
+
+
+def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
+    cluster_of = {m.id: m.cluster for m in snapshot.machines}
+
+    def age(workload: RunningWorkload) -> float:
+        assert workload.last_checkpoint_at_s is not None
+        return max(0.0, snapshot.now_s - workload.last_checkpoint_at_s)
+
+    if victim.last_checkpoint_at_s is not None:
+        lost_s = age(victim)
+    else:
+        reporting = [w for w in snapshot.running if w.last_checkpoint_at_s is not None]
+        here = []
+        known = [h for h in victim.holdings if h.machine in cluster_of]
+        if known:
+            most = max(h.gpus for h in known)
+            home = min(cluster_of[h.machine] for h in known if h.gpus == most)
+            here = [w for w in reporting if any(cluster_of.get(h.machine) == home for h in w.holdings)]
+        lost_s = median([age(w) for w in here or reporting]) if reporting else 0.0
+    return round(sum(h.gpus for h in victim.holdings) * lost_s * 1000)
+
+
+def _by_rank(victims: list[RunningWorkload] | tuple[RunningWorkload, ...]) -> tuple[int, ...]:
+    return tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9))
+
+
+def _criteria(snapshot: RegionSnapshot, option: _Choice) -> tuple[object, ...]:
+    return (
+        _by_rank(option.victims),
+        len(option.victims),
+        sum(_lost_gpu_ms(snapshot, v) for v in option.victims),
+        max((v.started_at_s for v in option.victims), default=-inf),
+        option.place.preference,
+        _count_racks(snapshot, option),
+        len(option.spread),
+        option.place.cluster,
+        sorted(option.spread),
+    )
+
+
+def _count_racks(snapshot: RegionSnapshot, option: _Choice) -> int:
+    return len({(m.cluster, m.rack) for m in snapshot.machines if m.id in option.spread})
+
+
+# ------------------------------------------------------------------------------------------------ the gang as a whole
+
+
+def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]) -> list[_Choice] | None:
+    """All jobs planned from the start with just these victims gone and nobody else evicted."""
+    free = _release(_free_now(snapshot), victims)
+    choices = []
+    for job in jobs:
+        options = []
+        for place in _places(snapshot, job):
+            spread = _place_job(job, place, free)
+            if spread is not None:
+                options.append(_Choice(job, place, spread, ()))
+        if not options:
+            return None
+        best = min(options, key=lambda option: _criteria(snapshot, option))
+        free = _take(free, job, best.spread)
+        choices.append(best)
+    return choices
+
+
+def _as_it_was(
+    snapshot: RegionSnapshot, choices: list[_Choice], victims: list[RunningWorkload]
+) -> list[_Choice] | None:
+    """The same choices, if they hold with just these victims gone."""
+    free = _release(_free_now(snapshot), victims)
+    for choice in choices:
+        free = _take(free, choice.job, choice.spread)
+    used = {machine for choice in choices for machine in choice.spread}
+    return choices if all(min(free[machine]) >= 0 for machine in used) else None
+
+
+def _without_unneeded(
+    snapshot: RegionSnapshot, choices: list[_Choice], victims: list[RunningWorkload]
+) -> tuple[list[_Choice], list[RunningWorkload]]:
+    if not victims:
+        return choices, victims
+    jobs = [choice.job for choice in choices]
+    choices = _anew(snapshot, jobs, victims) or choices
+    while True:
+        before = len(victims)
+        for victim in sorted(victims, key=lambda v: (v.rank, sum(h.gpus for h in v.holdings), v.id)):
+            rest = [other for other in victims if other is not victim]
+            without = _anew(snapshot, jobs, rest) or _as_it_was(snapshot, choices, rest)
+            if without is not None:
+                choices, victims = without, rest
+        if len(victims) == before:
+            return choices, victims
+
+
+def _plan(
+    snapshot: RegionSnapshot, request: PlacementRequest, choices: list[_Choice], victims: list[RunningWorkload]
+) -> Plan:
+    placements = tuple(
+        JobPlacement(c.job.name, c.place.cluster, c.place.gpu_type, tuple(sorted(c.spread.items()))) for c in choices
+    )
+    quality = PlanQuality(
+        _by_rank(victims),
+        sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
+        max((v.started_at_s for v in victims), default=-inf),
+        sum(c.place.preference for c in choices),
+        sum(_count_racks(snapshot, c) for c in choices),
+        sum(len(c.spread) for c in choices),
+    )
+    evicted = tuple(sorted(v.id for v in victims))
+    return Plan(request.workload, snapshot.region, snapshot.position, placements, evicted, quality)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
+    empty = {m.id: (m.gpus, m.cpus_milli, m.memory_bytes) for m in snapshot.machines}
+    return any(_place_job(job, place, empty) is not None for place in _places(snapshot, job))
+
+
+def _no_room(
+    snapshot: RegionSnapshot,
+    job: JobRequest,
+    free: _Free,
+    candidates: list[RunningWorkload],
+    allowed: list[RunningWorkload],
+) -> Reason:
+    most_free = _release(free, candidates)
+    placeable = max(
+        sum(_tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1]) for place in _places(snapshot, job)
+    )
+    return Reason(
+        ReasonCode.INSUFFICIENT_CAPACITY,
+        {
+            "region": snapshot.region,
+            "job": job.name,
+            "tasks": job.tasks,
+            "placeable": placeable,
+            "evictable": len(allowed),
+        },
+    )

@@ -1,0 +1,48 @@
+"""Why a region has no plan for a workload."""
+
+from collections.abc import Sequence
+
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import JobRequest, PlacementRequest
+from rms.eviction import evictable, placeable
+from rms.planning import Stuck
+from rms.region import Region
+
+
+def needs(job: JobRequest) -> str:
+    """What the job asks for, in words."""
+    parts = []
+    if job.gpus_per_task:
+        parts.append(f"{job.gpus_per_task} GPUs of type {' or '.join(job.gpu_types) or 'none'}")
+    if job.cpus_milli_per_task:
+        parts.append(f"{job.cpus_milli_per_task / 1000:g} CPUs")
+    if job.memory_bytes_per_task:
+        parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
+    return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
+
+
+def refusal(region: Region, request: PlacementRequest, stuck: Stuck) -> Sequence[Reason]:
+    """The jobs that no cluster could hold even if nothing ran; if there are none, the first one that does not fit now.
+
+    Not fitting now is told in numbers: the largest part of the job's tasks that one cluster and GPU type could take,
+    after the jobs before it and with everyone evicted who may be, and the number of all those in the region.
+    """
+    name = region.snapshot.region
+    empty = region.empty()
+    no_hardware = [
+        Reason(ReasonCode.NO_HARDWARE, {"region": name, "job": job.name, "needs": needs(job)})
+        for job in request.jobs
+        if all(placeable(job, group, empty, ()) < job.tasks for group in region.groups(job))
+    ]
+    if no_hardware:
+        return no_hardware
+    job = stuck.job
+    most = max(placeable(job, group, stuck.free, stuck.scan) for group in region.groups(job))
+    detail = {
+        "region": name,
+        "job": job.name,
+        "tasks": job.tasks,
+        "placeable": most,
+        "evictable": len(evictable(region, request)),
+    }
+    return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]

@@ -1,0 +1,169 @@
+"""`mizzen up`, `demo`, `worker`, `agent`: contributed to the SDK's command through entry points."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from infra.config import Settings, load_settings
+from infra.errors import MizzenError
+
+F = TypeVar("F", bound=Callable[..., Any])
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def _log_to_stderr(level: str = "INFO") -> None:
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel("WARNING")
+    logging.getLogger("alembic").setLevel("WARNING")
+
+
+def _connection_options(command: F) -> F:
+    """The options by which a process finds its installation."""
+    for option in (
+        click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings."),
+        click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
+        click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service."),
+        click.option("--temporal-namespace", metavar="NAME", help="Temporal namespace (default: default)."),
+        click.option("--temporal-tls/--no-temporal-tls", default=None, help="TLS to Temporal."),
+        click.option("--temporal-ca", type=click.Path(path_type=Path), help="CA certificate of Temporal's server."),
+        click.option("--temporal-cert", type=click.Path(path_type=Path), help="Client certificate for mTLS."),
+        click.option("--temporal-key", type=click.Path(path_type=Path), help="Key of the client certificate."),
+        click.option("--temporal-api-key", envvar="MIZZEN_TEMPORAL_API_KEY", help="API key for Temporal."),
+    ):
+        command = option(command)
+    return command
+
+
+def _settings(options: dict[str, Any], **more: Any) -> Settings:
+    temporal = {
+        "address": options.get("temporal"),
+        "namespace": options.get("temporal_namespace"),
+        "tls": options.get("temporal_tls"),
+        "tls_ca": options.get("temporal_ca"),
+        "tls_cert": options.get("temporal_cert"),
+        "tls_key": options.get("temporal_key"),
+        "api_key": options.get("temporal_api_key"),
+        **more.pop("temporal", {}),
+    }
+    return load_settings(options.get("config"), {"database": options.get("database"), "temporal": temporal, **more})
+
+
+def _run(work: Callable[[], Any]) -> None:
+    """Runs a command's work; an error that is meant for the operator is one line and exit code 1."""
+    try:
+        code = work()
+    except MizzenError as error:
+        click.echo(f"mizzen: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    sys.exit(code or 0)
+
+
+@click.command()
+@_connection_options
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of all state (default: mizzen-data).")
+@click.option("--fleet", type=click.Path(path_type=Path, dir_okay=False), help="YAML file of regions, clusters, machines.")
+@click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
+@click.option("--port", type=int, help="Port of the API (default: 8080).")
+@click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
+@click.option("--temporal-port", type=int, help="Port of the embedded Temporal server (default: 7233).")
+@click.option("--temporal-ui-port", type=int, help="Port of its UI (default: 8233).")
+def up(**options: Any) -> None:
+    """Start the whole stack on this machine and stay; Ctrl-C saves workloads and stops it."""
+    from server.up import run_up
+
+    _log_to_stderr("WARNING")
+    settings = lambda: _settings(  # noqa: E731
+        options,
+        data_dir=options["data_dir"],
+        fleet=options["fleet"],
+        api={"host": options["host"], "port": options["port"]},
+        database_port=options["database_port"],
+        temporal={"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
+    )
+    _run(lambda: asyncio.run(run_up(settings())))
+
+
+@click.command()
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("mizzen-demo"), show_default=True)
+@click.option("--keep/--no-keep", default=True, help="Keep the folder with logs and the report.")
+@click.option("--plain", is_flag=True, help="Plain lines even in a terminal.")
+def demo(data_dir: Path, keep: bool, plain: bool) -> None:
+    """Run the main job: a dozen gangs in three regions, through preemption, a move and crashes; checks the outcome."""
+    from server.demo.run import run_demo
+
+    _log_to_stderr("ERROR")
+    _run(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
+
+
+@click.command()
+@_connection_options
+@click.option("--role", "roles", multiple=True, required=True, type=click.Choice(["control", "region"]))
+@click.option("--region", "regions", multiple=True, help="Region whose RMS this is; may be repeated.")
+def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> None:
+    """Run a worker: workflows and effects (control), or bids and copies of regions (region)."""
+    from activities.roles import run_worker
+
+    _log_to_stderr()
+    _run(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
+
+
+@click.command()
+@_connection_options
+@click.option("--region", required=True)
+@click.option("--cluster", required=True)
+@click.option("--name", help="Name of the machine (default: the host name).")
+@click.option("--bucket", required=True, metavar="URL", help="The region's bucket: file:///folder or s3://bucket/prefix.")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path("mizzen-agent"), show_default=True)
+@click.option("--rack", default="rack-1", show_default=True)
+@click.option("--gpus", type=int, default=0, show_default=True, help="GPU slots.")
+@click.option("--gpu-type")
+@click.option("--cpus", type=float, default=float(os.cpu_count() or 1), show_default="all")
+@click.option("--memory", default=None, help="Such as 64GiB (default: what the machine has).")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where tasks on other machines reach this one.")
+@click.option("--ports", default="20000-20999", show_default=True, help="Range of rendezvous ports.")
+@click.option("--run-as", help="User as whom tasks run (needs root).")
+def agent(**options: Any) -> None:
+    """Run this machine's agent: it dials Temporal and the bucket, and listens nowhere."""
+    from server.agents import run_agent
+
+    _log_to_stderr()
+    _run(lambda: run_agent(_settings(options), options))
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--fleet", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def agents(config: Path, fleet: Path) -> None:
+    """Run the agents of a whole fleet file on this machine, each machine a process."""
+    from server.agents import run_fleet
+
+    _log_to_stderr()
+    _run(lambda: run_fleet(load_settings(config), fleet))
+
+
+@click.command()
+@_connection_options
+@click.option("--host")
+@click.option("--port", type=int)
+def api(host: str | None, port: int | None, **options: Any) -> None:
+    """Run the REST API."""
+    from api.serve import serve
+
+    _log_to_stderr()
+    _run(lambda: serve(_settings(options, api={"host": host, "port": port})))
+
+
+@click.group()
+def group() -> None:
+    """Commands of mizzen's server."""
+
+
+for _command in (up, demo, worker, agent, agents, api):
+    group.add_command(_command)

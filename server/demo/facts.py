@@ -1,0 +1,133 @@
+"""What happened in a run, read from Postgres: the allocation history, attempts and events."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from infra.db.models import Allocation, Attempt, Event, Machine, Workload
+from infra.db.session import transaction
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One GPU slot held by one task for some time; times are seconds since the epoch."""
+
+    region: str
+    machine: str
+    slot: int
+    workload: str
+    name: str
+    tenant: str
+    attempt: int
+    task: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class AttemptFact:
+    """One attempt of a workload."""
+
+    workload: str
+    name: str
+    attempt: int
+    region: str
+    resumed_step: int | None
+    last_step: int | None
+    checkpoint_step: int | None
+    start_s: float
+    end_s: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A whole run."""
+
+    workloads: dict[str, dict[str, Any]]
+    """Id to name, tenant, phase, submitted_s, finished_s and checkpoint_region."""
+    holds: tuple[Hold, ...]
+    attempts: tuple[AttemptFact, ...]
+    events: tuple[dict[str, Any], ...]
+    machines: tuple[tuple[str, str, str | None, int], ...]
+    """(id, region, GPU type, slots)."""
+
+    def attempts_of(self, workload: str) -> list[AttemptFact]:
+        """A workload's attempts, oldest first."""
+        return [a for a in self.attempts if a.workload == workload]
+
+
+def _seconds(at: datetime | None, default: float) -> float:
+    return at.timestamp() if at is not None else default
+
+
+def read_facts(engine: Engine, now_s: float) -> Facts:
+    """All facts up to now; what is not over ends at `now_s`."""
+    with transaction(engine, isolation="REPEATABLE READ") as session:
+        rows = {row.id: row for row in session.scalars(select(Workload).order_by(Workload.id))}
+        machines = {m.id: m for m in session.scalars(select(Machine).order_by(Machine.id))}
+        holds = []
+        for a in session.scalars(select(Allocation).where(Allocation.held_at.is_not(None)).order_by(Allocation.machine)):
+            for task in a.tasks["tasks"]:
+                for slot in task["slots"]:
+                    holds.append(
+                        Hold(
+                            region=machines[a.machine].region,
+                            machine=a.machine,
+                            slot=slot,
+                            workload=a.workload,
+                            name=rows[a.workload].name,
+                            tenant=rows[a.workload].tenant,
+                            attempt=a.attempt,
+                            task=f"{task['job']}/{task['task']}",
+                            start_s=_seconds(a.held_at, now_s),
+                            end_s=_seconds(a.released_at, now_s),
+                        )
+                    )
+        attempts = tuple(
+            AttemptFact(
+                workload=a.workload,
+                name=rows[a.workload].name,
+                attempt=a.attempt,
+                region=a.region,
+                resumed_step=a.resumed_step,
+                last_step=a.last_step,
+                checkpoint_step=a.checkpoint_step,
+                start_s=_seconds(a.started_at or a.awarded_at, now_s),
+                end_s=_seconds(a.released_at, now_s),
+                outcome=str((a.outcome or {}).get("code", "")),
+            )
+            for a in session.scalars(select(Attempt).order_by(Attempt.workload, Attempt.attempt))
+        )
+        events = tuple(
+            {
+                "at_s": e.at.timestamp(),
+                "kind": e.kind,
+                "workload": e.workload,
+                "attempt": e.attempt,
+                "region": e.region,
+                "machine": e.machine,
+                "reason": e.reason,
+                "detail": e.detail,
+            }
+            for e in session.scalars(select(Event).order_by(Event.txid, Event.id))
+        )
+    return Facts(
+        workloads={
+            row.id: {
+                "name": row.name,
+                "tenant": row.tenant,
+                "phase": row.phase,
+                "submitted_s": row.submitted_at.timestamp(),
+                "finished_s": _seconds(row.finished_at, now_s),
+                "checkpoint_region": row.checkpoint_region,
+            }
+            for row in rows.values()
+        },
+        holds=tuple(holds),
+        attempts=attempts,
+        events=events,
+        machines=tuple((m.id, m.region, m.gpu_type, m.gpus) for m in machines.values()),
+    )

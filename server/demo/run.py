@@ -1,0 +1,286 @@
+"""Runs the demo: starts the stack, submits, interferes, waits, checks and reports."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from sqlalchemy import Engine, select
+
+from agent.fleet import power_off
+from infra.config import ApiSettings, Settings, TemporalSettings
+from infra.db.models import Allocation, Attempt, Workload
+from infra.db.session import open_engine, transaction
+from infra.errors import MizzenError
+from infra.stack.embedded import EmbeddedStack
+from infra.stack.lock import data_folder
+from infra.stack.ports import free_port
+from mizzen.client import Client
+from server.agents import machine_state_dir
+from server.demo import checks, facts, report, scenario
+from server.demo.watch import Watch
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "digits"
+_PATIENCE_S = 300.0
+T = TypeVar("T")
+
+
+class DemoFailed(MizzenError):
+    """Something of the demo did not come about in time."""
+
+
+def _settings(data_dir: Path) -> Settings:
+    ports = [free_port() for _ in range(4)]
+    return Settings(
+        data_dir=data_dir,
+        database_port=ports[0],
+        temporal=TemporalSettings(port=ports[1], ui_port=ports[2]),
+        api=ApiSettings(port=ports[3]),
+        scheduler=scenario.SCHEDULER,
+        lifecycle=scenario.LIFECYCLE,
+    )
+
+
+async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
+    """The whole demo; 0 if everything that must hold did.
+
+    Raises:
+        MizzenError: the stack did not come up, or something did not happen in time.
+    """
+    console = Console(highlight=False)
+    with data_folder(data_dir) as folder:
+        _clear(folder)
+        stack = EmbeddedStack(_settings(folder), scenario.FLEET, folder, lambda line: console.print(line, style="dim"))
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        work = asyncio.create_task(_Demo(stack, console, live=console.is_terminal and not plain).run())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        hurry = asyncio.Event()
+        try:
+            if not work.done():
+                work.cancel()
+                console.print("interrupted: stopping the stack", style="yellow")
+                hurry.set()
+            stopped.cancel()
+            outcome = (await asyncio.gather(work, return_exceptions=True))[0]
+        finally:
+            await stack.stop(hurry=hurry)
+        if isinstance(outcome, asyncio.CancelledError):
+            return 130
+        if isinstance(outcome, BaseException):
+            raise outcome
+        code = _summary(console, folder, *outcome)
+    if not keep and code == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _clear(folder: Path) -> None:
+    """Each demo starts from nothing; only folders that a demo made are cleared.
+
+    Raises:
+        DemoFailed: the folder holds something else.
+    """
+    mark = folder / ".mizzen-demo"
+    others = [p.name for p in folder.iterdir() if p.name not in ("lock", mark.name)]
+    if others and not mark.exists():
+        raise DemoFailed(f"data_dir: {folder} holds {', '.join(sorted(others)[:3])}, and no demo made it; choose another")
+    mark.touch()
+    for name in others:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _summary(console: Console, folder: Path, found: facts.Facts, held: list[checks.Check], took_s: float) -> int:
+    path = folder / "report.html"
+    path.write_text(report.render(found, held))
+    console.print()
+    for check in held:
+        style = "green" if check.passed else "bold red"
+        console.print(f"{'holds' if check.passed else 'FAILS'}  {check.name}: {check.found}", style=style, soft_wrap=True)
+    good = all(check.passed for check in held)
+    attempts = len(found.attempts)
+    console.print(
+        f"\n{len(found.workloads)} workloads, {attempts} attempts in {took_s:.0f} s:"
+        f" {'everything holds' if good else 'NOT everything holds'}",
+        style="bold green" if good else "bold red",
+    )
+    console.print(f"report: {path}", soft_wrap=True)
+    return 0 if good else 1
+
+
+class _Demo:
+    def __init__(self, stack: EmbeddedStack, console: Console, *, live: bool) -> None:
+        self._stack = stack
+        self._console = console
+        self._live = live
+        self._ids: dict[str, str] = {}
+
+    async def run(self) -> tuple[facts.Facts, list[checks.Check], float]:
+        started = time.monotonic()
+        await self._stack.start()
+        self._console.print(f"API docs: {self._stack.api_url}/docs   Temporal UI: {self._stack.ui_url}", style="bold")
+        self._engine: Engine = open_engine(self._stack.database_url, pool_size=3)
+        self._client = Client(self._stack.api_url, self._stack.operator_key)
+        self._watch = Watch(self._engine, self._client, self._console, live=self._live)
+        watching = asyncio.create_task(self._watch.run())
+        try:
+            await self._prepare()
+            await self._story()
+            await self._until(self._all_done, "all workloads end")
+            await self._watch.catch_up()
+            self._watch.say("training again without interruption, to compare", "dim")
+            found = await asyncio.to_thread(facts.read_facts, self._engine, time.time())
+            held = [checks.all_succeeded(found), await self._weights(found), checks.slots_held_once(found)]
+            held += [checks.redone_work(found)]
+            held += checks.happened(found, self._ids["frontier"], self._ids["radiology"], "scans")
+            held += [self._worker_killed]
+            return found, held, time.monotonic() - started
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            self._client.close()
+            self._engine.dispose()
+
+    # -------------------------------------------------------------------------------------------------------- the story
+
+    async def _prepare(self) -> None:
+        for name, (level, gpus) in scenario.TENANTS.items():
+            await asyncio.to_thread(self._client.set_tenant, name, level, gpus, None)
+        for table, (home, others) in scenario.TABLES.items():
+            folder = self._bucket(home) / "tables" / table
+            folder.mkdir(parents=True)
+            make = await asyncio.create_subprocess_exec(
+                sys.executable, str(EXAMPLE / "make_table.py"), str(folder), stdout=asyncio.subprocess.DEVNULL
+            )
+            if await make.wait() != 0:
+                raise DemoFailed(f"make_table.py could not write {folder}")
+            await asyncio.to_thread(self._client.add_table, table, home)
+            for region in others:
+                await asyncio.to_thread(self._client.replicate_table, table, region)
+        await self._until(self._fleet_ready, "all machines register")
+        await self._until(self._tables_ready, "the tables' replicas are complete")
+
+    async def _story(self) -> None:
+        self._watch.say("six gangs fill the fleet")
+        for gang in scenario.FIRST:
+            await self._submit(gang)
+        await self._until(self._first_run, "the first gangs run and save")
+        self._watch.say("five more come; two need h100, and their table is nowhere near any")
+        for gang in (*scenario.THEN, scenario.FAR_DATA, scenario.OVER_QUOTA):
+            await self._submit(gang)
+        self._watch.say("an urgent workload arrives: two whole machines, and none is free")
+        await self._submit(scenario.URGENT)
+        await self._until(lambda: self._phase_is("frontier", "running"), "the urgent workload runs")
+        await self._until(self._moved, "an evicted workload goes on in another region")
+        control = next(c for c in self._stack.supervisor.children if c.name == "worker")
+        assert control.process is not None
+        self._watch.say(f"SIGKILL to mizzen's worker (process {control.process.pid})", "bold red")
+        before = control.restarts
+        control.process.send_signal(signal.SIGKILL)
+        await self._until(lambda: self._restarted(control.restarts, before, "worker"), "the worker is back")
+        machine = await self._until_found(self._doomed_machine, "a gang that has saved runs on a machine to lose")
+        self._watch.say(f"machine {machine} loses power, without notice", "bold red")
+        await asyncio.to_thread(power_off, machine_state_dir(self._stack.data_dir, machine))
+
+    async def _submit(self, gang: scenario.Gang) -> None:
+        done = await asyncio.to_thread(self._client.submit, gang.document(), EXAMPLE)
+        self._ids[gang.name] = done["id"]
+        self._watch.named(done["id"], gang.name)
+
+    async def _weights(self, found: facts.Facts) -> checks.Check:
+        buckets = {r.name: self._bucket(r.name) for r in scenario.FLEET.regions}
+        scratch = self._stack.data_dir / "uninterrupted"
+        return await checks.same_weights(found, scenario.ALL, buckets, EXAMPLE, scratch)
+
+    def _bucket(self, region: str) -> Path:
+        return self._stack.data_dir / "buckets" / region
+
+    # ------------------------------------------------------------------------------------------------------ conditions
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        await self._until_found(lambda: condition() or None, what)
+
+    async def _until_found(self, look: Callable[[], T | None], what: str) -> T:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                found = await asyncio.to_thread(look)
+            except Exception:
+                found = None
+                if time.monotonic() > deadline:
+                    raise
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"waited {_PATIENCE_S:.0f} s until {what}; see {self._stack.data_dir / 'run' / 'log'}")
+            await asyncio.sleep(0.2)
+
+    def _fleet_ready(self) -> bool:
+        ready = [m for m in self._client.machines() if m["state"] == "ready"]
+        return len(ready) == len(scenario.FLEET.machines())
+
+    def _tables_ready(self) -> bool:
+        return all(r["state"] == "ready" for t in self._client.tables() for r in t["replicas"])
+
+    def _phase_is(self, name: str, phase: str) -> bool:
+        return str(self._client.workload(self._ids[name])["phase"]) == phase
+
+    def _first_run(self) -> bool:
+        with transaction(self._engine) as session:
+            ids = [self._ids[g.name] for g in scenario.FIRST]
+            saved = session.scalars(
+                select(Attempt.workload).where(Attempt.workload.in_(ids), Attempt.checkpoint_step.is_not(None))
+            )
+            return set(saved) == set(ids)
+
+    def _moved(self) -> bool:
+        """Whether an evicted workload runs again in another region."""
+        found = facts.read_facts(self._engine, time.time())
+        return any(
+            later.region != before.region and later.last_step is not None
+            for workload in found.workloads
+            for before, later in pairwise(found.attempts_of(workload))
+        )
+
+    def _restarted(self, restarts: int, before: int, name: str) -> bool:
+        child = next(c for c in self._stack.supervisor.children if c.name == name)
+        return child.restarts > before and child.process is not None and child.process.poll() is None
+
+    def _doomed_machine(self) -> str | None:
+        """A machine that runs `dictation`, once that has saved."""
+        with transaction(self._engine) as session:
+            return session.scalars(
+                select(Allocation.machine)
+                .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
+                .join(Workload, Workload.id == Allocation.workload)
+                .where(
+                    Allocation.workload == self._ids["dictation"],
+                    Allocation.released_at.is_(None),
+                    Attempt.checkpoint_step.is_not(None),
+                    Workload.phase == "running",
+                )
+                .order_by(Allocation.machine)
+            ).first()
+
+    def _all_done(self) -> bool:
+        with transaction(self._engine) as session:
+            left = session.scalars(select(Workload.id).where(Workload.finished_at.is_(None))).all()
+        return not left
+
+    @property
+    def _worker_killed(self) -> checks.Check:
+        child = next(c for c in self._stack.supervisor.children if c.name == "worker")
+        name = "mizzen's worker was killed and nothing was lost"
+        return checks.Check(name, child.restarts > 0, f"restarted {child.restarts} times")
+
+

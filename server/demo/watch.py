@@ -1,0 +1,125 @@
+"""The demo as it happens: a table in a terminal, plain lines elsewhere."""
+
+import asyncio
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Engine
+
+from domain.reasons import Reason
+from infra.db.events import Cursor, read_after
+from infra.db.session import transaction
+from mizzen.client import Client
+
+_SHOWN = {
+    "workload.pending": "queued",
+    "workload.placing": "placed",
+    "workload.migrating": "checkpoint moves",
+    "workload.running": "runs",
+    "workload.checkpointing": "asked to save and stop",
+    "workload.preempted": "preempted, back in the queue",
+    "workload.succeeded": "SUCCEEDED",
+    "workload.failed": "FAILED",
+    "workload.cancelled": "cancelled",
+    "replica.copying": "replica on demand: copying",
+    "replica.ready": "replica ready",
+    "machine.lost": "MACHINE LOST",
+    "machine.cordoned": "machine cordoned",
+}
+_COLOURS = {"running": "green", "succeeded": "bold green", "failed": "bold red", "preempted": "yellow", "pending": "dim"}
+
+
+class Watch:
+    """Follows the event log and shows it."""
+
+    def __init__(self, engine: Engine, client: Client, console: Console, *, live: bool) -> None:
+        self._engine = engine
+        self._client = client
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if live else None
+        self._cursor = Cursor()
+        self._names: dict[str, str] = {}
+        self._started = time.monotonic()
+
+    def named(self, workload_id: str, name: str) -> None:
+        """Tells a workload's name."""
+        self._names[workload_id] = name
+
+    def say(self, text: str, style: str = "bold") -> None:
+        """One line with the time."""
+        stamp = f"{time.monotonic() - self._started:6.1f}s"
+        self._console.print(Text(f"{stamp}  ", style="dim") + Text(text, style=style), soft_wrap=True)
+
+    async def run(self) -> None:
+        """Shows events until cancelled."""
+        if self._live is not None:
+            self._live.start()
+        try:
+            while True:
+                await self.catch_up()
+                if self._live is not None:
+                    self._live.update(await asyncio.to_thread(self._table))
+                await asyncio.sleep(0.25)
+        finally:
+            if self._live is not None:
+                self._live.stop()
+
+    async def catch_up(self) -> None:
+        """Shows the events that were not shown yet."""
+        for event in await asyncio.to_thread(self._read):
+            what = _SHOWN.get(event["kind"])
+            if what is not None:
+                self.say(self._line(what, event), "red" if event["kind"] == "machine.lost" else "")
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            with transaction(self._engine) as session:
+                rows = read_after(session, self._cursor)
+                if rows:
+                    self._cursor = Cursor(rows[-1].txid, rows[-1].id)
+                columns = ("kind", "workload", "attempt", "region", "machine", "reason", "detail")
+                return [{c: getattr(r, c) for c in columns} for r in rows]
+        except Exception:
+            return []  # Postgres is being restarted; the cursor stays where it was
+
+    def _line(self, what: str, event: dict[str, Any]) -> str:
+        who = self._names.get(event["workload"] or "", event["machine"] or event["detail"].get("table", ""))
+        again = f" (attempt {event['attempt']})" if (event["attempt"] or 0) > 1 else ""
+        where = f" in {event['region']}" if event["region"] and not event["machine"] else ""
+        why = ""
+        code = (event["reason"] or {}).get("code")
+        if code not in (None, "starting_tasks", "completed", "scan_pending") and not (
+            code == "awarded" and not event["reason"]["detail"].get("victims")
+        ):
+            why = ": " + Reason.from_json(event["reason"]).sentence
+            for workload_id, name in self._names.items():
+                why = why.replace(workload_id, name)
+        if event["kind"] == "workload.preempted" and event["detail"].get("checkpoint_step") is not None:
+            why += f"; saved at step {event['detail']['checkpoint_step']}"
+        return f"{who:<12} {what}{where}{again}{why}"
+
+    def _table(self) -> Table:
+        table = Table(expand=False, box=None, padding=(0, 2, 0, 0), title_justify="left")
+        for column in ("workload", "tenant", "phase", "region", "attempt", "step", "why"):
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
+        try:
+            rows = list(self._client.workloads(labels={"demo": "main-job"}))
+        except Exception:
+            return table  # the API is being restarted
+        for row in sorted(rows, key=lambda r: r["id"]):
+            progress, reason = row.get("progress") or {}, row.get("reason") or {}
+            waits = row["phase"] in ("pending", "preempted", "placing")
+            table.add_row(
+                row["name"],
+                row["tenant"],
+                Text(row["phase"], style=_COLOURS.get(row["phase"], "")),
+                row.get("region") or "",
+                str(row["attempt"] or ""),
+                str(progress.get("step") or ""),
+                str(reason.get("code", "")) if waits else "",
+            )
+        return table

@@ -1,0 +1,62 @@
+"""`mizzen up`: the embedded stack in the foreground."""
+
+import asyncio
+import signal
+
+import click
+
+from infra.bootstrap import OPERATOR_KEY_FILE
+from infra.config import Settings
+from infra.stack.embedded import EmbeddedStack
+from infra.stack.fleet import load_fleet
+from infra.stack.lock import data_folder
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+async def run_up(settings: Settings) -> int:
+    """Starts the stack, stays until Ctrl-C or SIGTERM, and leaves no process behind.
+
+    Raises:
+        MizzenError: something that the operator can mend.
+    """
+    fleet = load_fleet(settings.fleet)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def asked() -> None:
+        hurry.set() if stop.is_set() else stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    with data_folder(settings.data_dir) as folder:
+        stack = EmbeddedStack(settings, fleet, folder, _say)
+        starting = asyncio.create_task(stack.start())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                _show(stack)
+                await stopped
+                _say("stopping: asking workloads to save")
+        finally:
+            stopped.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await stack.stop(hurry=hurry)
+    return 0
+
+
+def _show(stack: EmbeddedStack) -> None:
+    key_file = stack.data_dir / OPERATOR_KEY_FILE
+    machines = stack.fleet.machines()
+    _say(f"mizzen is up: {len(stack.fleet.regions)} regions, {len(machines)} machines")
+    _say(f"  API        {stack.api_url}  (docs: {stack.api_url}/docs)")
+    if stack.ui_url:
+        _say(f"  Temporal   {stack.ui_url}")
+    _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
+    _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
+    _say("Ctrl-C saves workloads and stops it; they go on at the next `mizzen up` on the same folder.")

@@ -1,0 +1,199 @@
+"""Small random regions and requests for RMS, and the pieces from which examples are built."""
+
+from random import Random
+
+from hypothesis import strategies as st
+
+from domain.scheduling import (
+    Holding,
+    JobRequest,
+    MachineState,
+    PlacementRequest,
+    RegionSnapshot,
+    RunningWorkload,
+)
+
+GIB = 2**30
+
+
+def machine(
+    id_: str,
+    gpus: int = 8,
+    *,
+    used: int = 0,
+    gpu_type: str | None = "a100",
+    cluster: str = "c1",
+    rack: str = "r1",
+    cpus_milli: int = 64_000,
+    memory_bytes: int = 64 * GIB,
+) -> MachineState:
+    """A machine on which `used` GPUs, and nothing else, are held."""
+    return MachineState(
+        id_, cluster, rack, gpu_type, gpus, gpus - used, cpus_milli, memory_bytes, cpus_milli, memory_bytes
+    )
+
+
+def running(
+    id_: str,
+    *holdings: tuple[str, int],
+    rank: int = 8,
+    started_at_s: float = 0.0,
+    checkpoint_at_s: float | None = 0.0,
+    evictable: bool = True,
+) -> RunningWorkload:
+    """A running workload that holds GPUs only: (machine, number) pairs."""
+    held = tuple(Holding(machine_id, gpus, 0, 0) for machine_id, gpus in holdings)
+    return RunningWorkload(id_, rank, started_at_s, held, checkpoint_at_s, evictable)
+
+
+def region(machines: list[MachineState], workloads: list[RunningWorkload] | None = None) -> RegionSnapshot:
+    """A region called `here` at position 1 and 1,000 s."""
+    return RegionSnapshot("here", 1, 1000.0, tuple(machines), tuple(workloads or ()))
+
+
+def gpu_job(tasks: int, gpus: int, *types: str, name: str = "train") -> JobRequest:
+    """A job whose tasks need GPUs and nothing else; of type a100 unless told."""
+    return JobRequest(name, tasks, gpus, types or ("a100",), 0, 0)
+
+
+def request(*jobs: JobRequest, rank: int = 1, may_not_evict: frozenset[str] = frozenset()) -> PlacementRequest:
+    """A request of the workload `new`."""
+    return PlacementRequest("new", rank, jobs, may_not_evict)
+
+
+# Each list is one draw: few draws make examples cheap, and what comes first is what a failure shrinks to.
+_SHAPES = [
+    (gpus, types, cpus_milli, gib)
+    for gpus, types in [
+        (1, ("a100",)),
+        (2, ("a100", "h100")),
+        (4, ("h100", "a100")),
+        (8, ("a100", "h100")),
+        (1, ("h100", "a100")),
+        (0, ()),
+    ]
+    for cpus_milli in (1500, 4000, 0, 8000)
+    for gib in (0, 1, 4, 7)
+    if gpus or cpus_milli or gib
+]
+_MACHINES = [
+    (cluster, rack, gpu_type, gpus, cpus_milli, gib)
+    for cluster in ("c1", "c2")
+    for rack in ("r1", "r2", "r3")
+    for gpu_type, gpus in (("a100", 8), ("a100", 4), ("h100", 8), (None, 0))
+    for cpus_milli in (16_000, 33_000)
+    for gib in (24, 40)
+]
+_LIVES = [
+    (rank, started_at_s, checkpoint_at_s)
+    for rank in (8, 7, 4, 2, 1)
+    for started_at_s in (0.0, 100.0, 200.5)
+    for checkpoint_at_s in (None, 0.0, 400.25, 900.0, 1000.5)
+]
+_SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 2, 4) for with_gpus in (1, 1, 1, 0)]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PlacementRequest:
+    """A workload of one to three jobs; it may have been evicted before by `w0` or `w1`."""
+    gang = []
+    for index in range(draw(st.sampled_from((1, 2, 3)))):
+        gpus, types, cpus_milli, gib = draw(st.sampled_from(_SHAPES))
+        gang.append(JobRequest(f"job{index}", draw(st.integers(1, 5)), gpus, types, cpus_milli, gib * GIB))
+    enemies = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
+    return PlacementRequest("new", draw(st.sampled_from((1, 2, 3, 5, 8))), tuple(gang), frozenset(enemies))
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> RegionSnapshot:
+    """A region of a few machines that are mostly in use.
+
+    Times and sizes come from a few values, so that ties are common. What is free and what is held is never more than
+    a machine has; some of it may be neither (promised). A machine may be missing from the list (cordoned) though
+    workloads hold something there.
+    """
+    made = draw(st.lists(st.sampled_from(_MACHINES), min_size=2, max_size=9))
+    left = [[gpus, cpus_milli, gib * GIB] for _, _, _, gpus, cpus_milli, gib in made]
+    workloads = []
+    for index in range(draw(st.integers(0, 9))):
+        rank, started_at_s, checkpoint_at_s = draw(st.sampled_from(_LIVES))
+        holdings = []
+        for wanted, share, with_gpus in draw(st.lists(st.sampled_from(_SHARES), min_size=1, max_size=3)):
+            place = left[wanted % len(made)]
+            gpus, cpus_milli, memory_bytes = (-(-amount // share) for amount in place)
+            holdings.append(Holding(f"m{wanted % len(made)}", gpus * with_gpus, cpus_milli, memory_bytes))
+            left[wanted % len(made)] = [place[0] - gpus * with_gpus, place[1] - cpus_milli, place[2] - memory_bytes]
+        evictable = draw(st.integers(0, 7)) < 7
+        workloads.append(RunningWorkload(f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable))
+    promised, cordoned = draw(st.sampled_from((0, 0, 0, 1))), draw(st.sampled_from((None, None, None, 0)))
+    machines = tuple(
+        MachineState(
+            f"m{index}",
+            cluster,
+            rack,
+            gpu_type,
+            gpus,
+            max(0, left[index][0] - promised),
+            left[index][1],
+            left[index][2],
+            cpus_milli,
+            gib * GIB,
+        )
+        for index, (cluster, rack, gpu_type, gpus, cpus_milli, gib) in enumerate(made)
+        if index != cordoned
+    )
+    return RegionSnapshot("here", draw(st.integers(0, 3)), 1000.0, machines, tuple(workloads))
+
+
+def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
+    """A region full of small workloads, many over several machines, and a request that has to evict a few of them.
+
+    Drawn from a seed at once: larger and cheaper than `regions`, but a failure does not shrink.
+    """
+    rng = Random(seed)
+    machines, slots = [], []
+    for index in range(rng.randint(3, 14)):
+        gpu_type, gpus = rng.choice((("a100", 8), ("a100", 8), ("h100", 8), ("a100", 4), (None, 0)))
+        gib = rng.choice((32, 64))
+        made = MachineState(
+            f"m{index:02}",
+            rng.choice(("c1", "c1", "c2")),
+            rng.choice(("r1", "r2")),
+            gpu_type,
+            gpus,
+            rng.choice((0, 0, 0, 1)) if gpus else 0,
+            rng.choice((0, 1000)),
+            rng.choice((0, GIB)),
+            32_000,
+            gib * GIB,
+        )
+        machines.append(made)
+        pieces = rng.choice((1, 2, 3, 4))
+        gpus, cpus_milli = gpus - made.free_gpus, 32_000 - made.free_cpus_milli
+        memory_bytes = gib * GIB - made.free_memory_bytes
+        for _ in range(pieces):
+            part = rng.choice((1, 2))
+            slots.append(Holding(made.id, gpus // pieces, cpus_milli // pieces // part, memory_bytes // pieces))
+    rng.shuffle(slots)
+    workloads: list[RunningWorkload] = []
+    while slots:
+        count = rng.choice((1, 1, 2, 3))
+        held, slots = slots[:count], slots[count:]
+        workloads.append(
+            RunningWorkload(
+                f"w{len(workloads):02}",
+                rng.choice((8, 8, 7, 6, 4)),
+                rng.choice((0.0, 100.0, 250.5)),
+                tuple(held),
+                rng.choice((None, 0.0, 400.25, 900.0)),
+                rng.random() < 0.95,
+            )
+        )
+    gang = []
+    for index in range(rng.choice((1, 2, 2, 3))):
+        gpus = rng.choice((1, 2, 4, 8, 0))
+        types = tuple(rng.sample(("a100", "h100"), rng.choice((1, 2)))) if gpus else ()
+        cpus_milli = rng.choice((1000, 4000)) if not gpus else rng.choice((0, 1000))
+        gang.append(JobRequest(f"job{index}", rng.randint(1, 6), gpus, types, cpus_milli, rng.choice((0, 2)) * GIB))
+    snapshot = RegionSnapshot("here", 1, 1000.0, tuple(machines), tuple(workloads))
+    return snapshot, PlacementRequest("new", rng.choice((1, 3, 5)), tuple(gang))

@@ -1,0 +1,109 @@
+"""Small random queues for GMS, and the pieces from which examples are built."""
+
+from hypothesis import strategies as st
+
+from domain.scheduling import (
+    CreditWeights,
+    JobRequest,
+    PlacedWorkload,
+    QueuedWorkload,
+    QueueSnapshot,
+    TenantState,
+)
+
+WEIGHTS = CreditWeights(w_age=0.01, age_cap_s=3600.0, w_fair=10.0)
+
+
+def tenant(
+    name: str = "vision",
+    level: int = 3,
+    *,
+    cpus_milli: int | None = None,
+    share: float = 0.0,
+    **gpus: int,
+) -> TenantState:
+    """A tenant with a quota by GPU type, `a100=8`."""
+    return TenantState(name, level, gpus, cpus_milli, share)
+
+
+def job(tasks: int, gpus: int, *types: str, cpus_milli: int = 0, name: str = "train") -> JobRequest:
+    """A job on GPUs; of type a100 unless told."""
+    return JobRequest(name, tasks, gpus, (types or ("a100",)) if gpus else (), cpus_milli, 0)
+
+
+def queued(
+    id_: str,
+    *jobs: JobRequest,
+    of: str = "vision",
+    at_s: float = 0.0,
+    wish: int | None = None,
+    held: bool = False,
+) -> QueuedWorkload:
+    """A pending workload."""
+    return QueuedWorkload(id_, of, at_s, jobs, wish, held)
+
+
+def queue(
+    tenants: list[TenantState],
+    pending: list[QueuedWorkload],
+    placed: list[PlacedWorkload] | None = None,
+    now_s: float = 1000.0,
+) -> QueueSnapshot:
+    """A snapshot at 1,000 s with `WEIGHTS`."""
+    return QueueSnapshot(now_s, tuple(tenants), tuple(pending), tuple(placed or ()), WEIGHTS)
+
+
+_TENANTS = [
+    (level, gpus, cpus_milli, share)
+    for gpus in ({"a100": 8}, {"a100": 16, "h100": 4}, {}, {"h100": 8, "a100": 0})
+    for level in (3, 1, 7)
+    for cpus_milli in (None, 0, 4000, 20_500)
+    for share in (0.25, 0.0, 0.1, 1.0)
+]
+_SHAPES = [
+    (gpus, types, cpus_milli)
+    for gpus, types in [
+        (1, ("a100",)),
+        (4, ("a100",)),
+        (2, ("h100", "a100")),
+        (4, ("a100", "h100")),
+        (1, ("v100", "h100")),
+        (0, ()),
+    ]
+    for cpus_milli in (0, 500, 2000)
+]
+_PLACED = [
+    (awarded_at_s, gpus, cpus_milli, wish)
+    for awarded_at_s in (0.0, 10.0, 20.0)
+    for gpus in ({"a100": 6}, {"a100": 5}, {"a100": 3, "h100": 2}, {}, {"v100": 1}, {"h100": 8, "a100": 0})
+    for cpus_milli in (0, 1500)
+    for wish in (None, 1, 6)
+]
+_LIVES = [
+    (submitted_at_s, wish, held)
+    for submitted_at_s in (0.0, 500.0, 900.5, 2000.0)
+    for wish in (None, 2, 5)
+    for held in (False, False, False, True)
+]
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> QueueSnapshot:
+    """A few tenants with small quotas, what they hold and what waits; ties are common."""
+    drawn = draw(st.lists(st.sampled_from(_TENANTS), min_size=1, max_size=3))
+    tenants = [TenantState(f"t{index}", *values) for index, values in enumerate(drawn)]
+    names = st.sampled_from([t.name for t in tenants])
+    placed = [
+        PlacedWorkload(f"p{index}", draw(names), *draw(st.sampled_from(_PLACED)))
+        for index in range(draw(st.integers(0, 6)))
+    ]
+    pending = []
+    for index in range(draw(st.integers(0, 8))):
+        gang = []
+        for number in range(draw(st.sampled_from((1, 1, 2, 3)))):
+            shape = draw(st.sampled_from(_SHAPES))
+            gang.append(JobRequest(f"job{number}", draw(st.integers(1, 3)), shape[0], shape[1], shape[2], 0))
+        submitted_at_s, wish, held = draw(st.sampled_from(_LIVES))
+        pending.append(QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), wish, held))
+    weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
+    return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)

@@ -1,0 +1,256 @@
+"""The scan pass: equal to its reference, never beyond a quota, and the rules of MAST 4.2 by example."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.reasons import ReasonCode
+from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked
+from gms import reference
+from gms.scan import scan
+
+from . import PROPERTY
+from .queues import WEIGHTS, job, queue, queued, snapshots, tenant
+
+# ---------------------------------------------------------------------------------------------------------- properties
+
+
+@settings(PROPERTY, max_examples=300)
+@given(snapshots())
+def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
+    """The scan gives exactly the reference's queue, credits, types, reasons and placed ranks."""
+    assert scan(snapshot) == reference.scan(snapshot)
+
+
+@settings(PROPERTY, max_examples=200)
+@given(snapshots(), st.data())
+def test_never_over_quota_as_within_quota(snapshot: QueueSnapshot, data: st.DataObject) -> None:
+    """Whatever eligible type each job gets, a tenant's within-quota workloads together stay within its quota."""
+    result = scan(snapshot)
+    used: dict[str, Counter[str]] = {t.name: Counter() for t in snapshot.tenants}
+    for placed in snapshot.placed:
+        if result.placed_ranks[placed.id] < 8:
+            used[placed.tenant].update(placed.gpus)
+            used[placed.tenant]["cpus"] += placed.cpus_milli
+    pending = {w.id: w for w in snapshot.pending}
+    for ranked in result.queue:
+        if not ranked.over_quota:
+            workload = pending[ranked.id]
+            for one, types in zip(workload.jobs, ranked.gpu_types, strict=True):
+                if one.gpus:
+                    used[workload.tenant][data.draw(st.sampled_from(types))] += one.gpus
+                used[workload.tenant]["cpus"] += one.cpus_milli
+    for owner in snapshot.tenants:
+        for resource, amount in used[owner.name].items():
+            quota = owner.quota_cpus_milli if resource == "cpus" else owner.quota_gpus.get(resource, 0)
+            assert quota is None or amount <= quota
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots(), st.randoms(use_true_random=False))
+def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng: Random) -> None:
+    """Tenants, pending and placed workloads in any order give the same ranks and the same queue."""
+    shuffled = replace(
+        snapshot,
+        tenants=tuple(rng.sample(snapshot.tenants, len(snapshot.tenants))),
+        pending=tuple(rng.sample(snapshot.pending, len(snapshot.pending))),
+        placed=tuple(rng.sample(snapshot.placed, len(snapshot.placed))),
+    )
+    assert scan(shuffled) == scan(snapshot)
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots())
+def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) -> None:
+    """A within-quota workload has its tenant's level or its lower wish; any other rank 8, all types and a reason."""
+    owners = {t.name: t for t in snapshot.tenants}
+    pending = {w.id: w for w in snapshot.pending}
+    result = scan(snapshot)
+    assert {r.id for r in result.queue} == {w.id for w in snapshot.pending if not w.held}
+    assert set(result.placed_ranks) == {p.id for p in snapshot.placed}
+    for ranked in result.queue:
+        workload = pending[ranked.id]
+        accepted = tuple(one.gpu_types for one in workload.jobs)
+        if ranked.over_quota:
+            assert (ranked.rank, ranked.level, ranked.gpu_types) == (8, 7, accepted)
+            assert ranked.reason is not None and ranked.reason.code is ReasonCode.QUOTA_EXCEEDED
+            numbers = ranked.reason.detail
+            assert float(str(numbers["used"])) + float(str(numbers["needs"])) > float(str(numbers["quota"]))
+        else:
+            assert ranked.rank == ranked.level == max(owners[workload.tenant].level, workload.level_wish or 1)
+            assert ranked.reason is None
+            for types, all_types in zip(ranked.gpu_types, accepted, strict=True):
+                assert set(types) <= set(all_types) and bool(types) == bool(all_types)
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots())
+def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
+    """The queue goes by rank, then more credit, then submitted earlier, then id."""
+    submitted = {w.id: w.submitted_at_s for w in snapshot.pending}
+
+    def order(ranked: Ranked) -> tuple[int, float, float, str]:
+        return (ranked.rank, -ranked.credit, submitted[ranked.id], ranked.id)
+
+    result = scan(snapshot)
+    assert list(result.queue) == sorted(result.queue, key=order)
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots())
+def test_a_held_workload_counts_for_nothing(snapshot: QueueSnapshot) -> None:
+    """Without its held workloads a snapshot gives the same result."""
+    assert scan(replace(snapshot, pending=tuple(w for w in snapshot.pending if not w.held))) == scan(snapshot)
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots())
+def test_a_tenant_cannot_use_up_the_quota_of_another(snapshot: QueueSnapshot) -> None:
+    """Which of a tenant's workloads are over-quota does not depend on what the other tenants hold or submit."""
+    mine = snapshot.tenants[0].name
+    alone = scan(
+        replace(
+            snapshot,
+            pending=tuple(w for w in snapshot.pending if w.tenant == mine),
+            placed=tuple(p for p in snapshot.placed if p.tenant == mine),
+        )
+    )
+    together = scan(snapshot)
+    ids = {w.id for w in snapshot.pending if w.tenant == mine}
+    assert tuple(r for r in together.queue if r.id in ids) == alone.queue
+    assert {id_: together.placed_ranks[id_] for id_ in alone.placed_ranks} == alone.placed_ranks
+
+
+# ------------------------------------------------------------------------------------------------------------- credit
+
+
+def _credits(snapshot: QueueSnapshot) -> dict[str, float]:
+    return {ranked.id: ranked.credit for ranked in scan(snapshot).queue}
+
+
+def test_credit_grows_with_age_up_to_the_cap() -> None:
+    """Expression 10: a hundredth of a credit for each second of age, none before submission, no more after the cap."""
+    ages = {"young": 9900.0, "hour": 6400.0, "old": 0.0, "future": 10_500.0}
+    pending = [queued(id_, job(1, 1), at_s=at_s) for id_, at_s in ages.items()]
+    got = _credits(queue([tenant(a100=8)], pending, now_s=10_000.0))
+    assert got == {"young": 1.0, "hour": 36.0, "old": 36.0, "future": 0.0}
+
+
+def test_credit_favours_tenants_that_used_less_than_average() -> None:
+    """Expression 11: no use, the average of the tenants with a quota, and twice that give 10, 0 and -10."""
+    tenants = [
+        tenant("idle", share=0.0, a100=1),
+        tenant("even", share=0.2, a100=1),
+        tenant("busy", share=0.4, a100=1),
+        tenant("guest", share=0.9, cpus_milli=0, a100=0),
+    ]
+    pending = [queued(t.name, job(1, 1), of=t.name, at_s=1000.0) for t in tenants[:3]]
+    assert _credits(queue(tenants, pending)) == pytest.approx({"idle": 10.0, "even": 0.0, "busy": -10.0})
+
+
+@pytest.mark.parametrize("cpus_milli", [None, 1])
+def test_a_quota_of_cpus_alone_is_a_quota(cpus_milli: int | None) -> None:
+    """A tenant with CPUs, or CPUs without limit, but no GPUs takes part in the average."""
+    tenants = [tenant("cpu", share=0.5, cpus_milli=cpus_milli), tenant("gpu", share=0.0, a100=1)]
+    pending = [queued("w", job(1, 1), of="gpu", at_s=1000.0), queued("v", job(1, 0), of="cpu", at_s=1000.0)]
+    assert _credits(queue(tenants, pending)) == {"w": 10.0, "v": -10.0}
+
+
+def test_no_use_anywhere_gives_no_fair_share_credit() -> None:
+    """Where nobody used anything the second term is 0."""
+    assert _credits(queue([tenant(a100=1)], [queued("w", job(1, 1), at_s=1000.0)])) == {"w": 0.0}
+
+
+# -------------------------------------------------------------------------------------------------------------- quota
+
+
+def test_the_oldest_award_uses_quota_first() -> None:
+    """Of placed workloads beyond quota those awarded later are over-quota, and a later one that fits is within."""
+    placed = [
+        PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0),
+        PlacedWorkload("b-late-large", "vision", 20.0, {"a100": 4}, 0, level_wish=5),
+        PlacedWorkload("c-early", "vision", 10.0, {"a100": 6}, 0, level_wish=5),
+    ]
+    result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1))], placed))
+    assert result.placed_ranks == {"c-early": 5, "b-late-large": 8, "a-late-small": 3}
+    assert result.queue[0].over_quota
+
+
+def test_credit_decides_who_gets_the_quota() -> None:
+    """Of two workloads that do not both fit, the older one is within quota; a third that fits what is left is too."""
+    pending = [queued("young", job(1, 8), at_s=900.0), queued("old", job(1, 6), at_s=100.0), queued("tiny", job(1, 2))]
+    ranks = {r.id: r.rank for r in scan(queue([tenant(a100=8)], pending)).queue}
+    assert ranks == {"old": 3, "tiny": 3, "young": 8}
+
+
+def test_over_quota_comes_after_level_7() -> None:
+    """An over-quota workload of a level-1 tenant with much credit waits behind a within-quota one of level 7."""
+    tenants = [tenant("top", 1, a100=1), tenant("low", 7, a100=8)]
+    pending = [queued("over", job(1, 2), of="top", at_s=0.0), queued("within", job(1, 2), of="low", at_s=999.0)]
+    assert [(r.id, r.rank, r.level) for r in scan(queue(tenants, pending)).queue] == [("within", 7, 7), ("over", 8, 7)]
+
+
+def test_a_wish_only_lowers() -> None:
+    """A wish below the tenant's level is followed and one above it is not."""
+    pending = [queued("lower", job(1, 1), wish=6), queued("higher", job(1, 1), wish=1), queued("none", job(1, 1))]
+    levels = {r.id: r.level for r in scan(queue([tenant(a100=8)], pending)).queue}
+    assert levels == {"lower": 6, "higher": 3, "none": 3}
+
+
+def test_a_choice_of_types_counts_against_all_of_them() -> None:
+    """While a workload may still get either type it takes quota of both."""
+    pending = [
+        queued("either", job(1, 4, "a100", "h100"), at_s=0.0),
+        queued("a100", job(1, 1, "a100"), at_s=1.0),
+        queued("h100", job(1, 1, "h100"), at_s=2.0),
+    ]
+    result = {r.id: r for r in scan(queue([tenant(a100=4, h100=5)], pending)).queue}
+    assert result["either"].gpu_types == (("a100", "h100"),)
+    assert result["a100"].over_quota and not result["h100"].over_quota
+
+
+def test_types_without_quota_are_struck_from_the_choice() -> None:
+    """Where the whole choice does not fit each job keeps the first type that does, after the jobs before it."""
+    jobs = (
+        job(1, 4, "h100", "a100", name="first"),
+        job(1, 4, "h100", "a100", name="second"),
+        job(2, 0, cpus_milli=1000, name="third"),
+    )
+    only = scan(queue([tenant(a100=4, h100=4)], [queued("w", *jobs)])).queue[0]
+    assert (only.over_quota, only.gpu_types) == (False, (("h100",), ("a100",), ()))
+
+
+def test_the_reason_names_the_first_type_that_is_lacking() -> None:
+    """The reason names the most preferred type of the job without a type left, with used, quota and need."""
+    placed = [PlacedWorkload("p", "vision", 0.0, {"h100": 3}, 0)]
+    jobs = (job(1, 1, "h100", name="first"), job(1, 4, "h100", "a100", name="second"))
+    only = scan(queue([tenant(a100=2, h100=4)], [queued("w", *jobs)], placed)).queue[0]
+    assert only.gpu_types == (("h100",), ("h100", "a100"))
+    assert str(only.reason) == "quota_exceeded: tenant vision uses 3 of 4 h100 and this needs 5 more"
+
+
+def test_cpus_are_told_in_cores() -> None:
+    """CPUs beyond quota make a workload over-quota, and its reason counts cores."""
+    placed = [PlacedWorkload("p", "vision", 0.0, {}, 1500)]
+    pending = [queued("w", job(3, 1, cpus_milli=1000))]
+    only = scan(queue([tenant(a100=8, cpus_milli=4000)], pending, placed)).queue[0]
+    assert str(only.reason) == "quota_exceeded: tenant vision uses 1.5 of 4 cpus and this needs 3 more"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_unknown_tenant_is_an_error(held: bool) -> None:
+    """A workload of a tenant that the snapshot lacks is named, also if it is held."""
+    with pytest.raises(ValueError, match=r"workload 'w' has tenant 'nobody'"):
+        scan(queue([tenant()], [queued("w", job(1, 1), of="nobody", held=held)]))
+    with pytest.raises(ValueError, match=r"workload 'p' has tenant 'nobody'"):
+        scan(queue([tenant()], [], [PlacedWorkload("p", "nobody", 0.0, {}, 0)]))
+
+
+def test_an_empty_snapshot_is_an_empty_queue() -> None:
+    """Nothing at all gives nothing."""
+    result = scan(QueueSnapshot(0.0, (), (), (), WEIGHTS))
+    assert (result.queue, dict(result.placed_ranks)) == ((), {})

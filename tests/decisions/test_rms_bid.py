@@ -1,0 +1,217 @@
+"""Bids on random regions: equal to the reference, and what must never happen."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from domain.reasons import ReasonCode
+from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
+from rms import reference
+from rms.bid import bid
+
+from . import PROPERTY
+from .fleets import crowded, regions, requests
+
+SEEDS = st.integers(0, 2**32)
+TWO_PASSES = 2874
+"""A crowd in which a victim can be dropped only after a later one has been."""
+
+
+@settings(PROPERTY, max_examples=400)
+@given(regions(), requests())
+def test_equals_the_reference(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
+    """The bid is exactly the reference's: plan, victims, quality or reasons."""
+    assert bid(snapshot, request) == reference.bid(snapshot, request)
+
+
+@settings(PROPERTY, max_examples=1500)
+@given(SEEDS)
+@example(TWO_PASSES)
+def test_equals_the_reference_in_a_crowd(seed: int) -> None:
+    """The same where several victims, of several jobs, have to be chosen among many."""
+    assert bid(*crowded(seed)) == reference.bid(*crowded(seed))
+
+
+@settings(PROPERTY, max_examples=300)
+@given(regions(), requests())
+def test_plans_are_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
+    """A plan is of whole jobs in one cluster and of one type each, overdraws no machine and evicts only who may be."""
+    _check_safe(snapshot, request)
+
+
+@settings(PROPERTY, max_examples=800)
+@given(SEEDS)
+@example(TWO_PASSES)
+def test_plans_are_safe_in_a_crowd(seed: int) -> None:
+    """The same where several victims have to be chosen among many."""
+    _check_safe(*crowded(seed))
+
+
+def _check_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
+    answer = bid(snapshot, request)
+    assert (answer.plan is None) == bool(answer.reasons)
+    if answer.plan is not None:
+        _check_whole(snapshot, request, answer.plan)
+        _check_room(snapshot, request, answer.plan, set(answer.plan.victims))
+        _check_victims(snapshot, request, answer.plan)
+        _check_quality(snapshot, request, answer.plan)
+
+
+def _check_whole(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan) -> None:
+    machines = {m.id: m for m in snapshot.machines}
+    assert [p.job for p in plan.jobs] == [job.name for job in request.jobs]
+    for placement, job in zip(plan.jobs, request.jobs, strict=True):
+        assert sum(tasks for _, tasks in placement.machines) == job.tasks
+        assert all(tasks > 0 for _, tasks in placement.machines)
+        ids = [machine for machine, _ in placement.machines]
+        assert ids == sorted(set(ids))
+        assert {machines[id_].cluster for id_ in ids} == {placement.cluster}
+        if job.gpus_per_task:
+            assert placement.gpu_type in job.gpu_types
+            assert {machines[id_].gpu_type for id_ in ids} == {placement.gpu_type}
+        else:
+            assert placement.gpu_type is None
+
+
+def _fits(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan, victims: set[str]) -> bool:
+    """Whether the plan's places suffice with what is free and what these victims hold."""
+    room: Counter[tuple[str, str]] = Counter()
+    for m in snapshot.machines:
+        room.update(
+            {(m.id, "gpus"): m.free_gpus, (m.id, "cpus"): m.free_cpus_milli, (m.id, "mem"): m.free_memory_bytes}
+        )
+    for workload in snapshot.running:
+        if workload.id in victims:
+            for h in workload.holdings:
+                room.update({(h.machine, "gpus"): h.gpus, (h.machine, "cpus"): h.cpus_milli})
+                room.update({(h.machine, "mem"): h.memory_bytes})
+    jobs = {job.name: job for job in request.jobs}
+    for placement in plan.jobs:
+        job = jobs[placement.job]
+        for machine, tasks in placement.machines:
+            room[machine, "gpus"] -= tasks * job.gpus_per_task
+            room[machine, "cpus"] -= tasks * job.cpus_milli_per_task
+            room[machine, "mem"] -= tasks * job.memory_bytes_per_task
+    return min(room.values()) >= 0
+
+
+def _check_room(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan, victims: set[str]) -> None:
+    assert _fits(snapshot, request, plan, victims)
+    for victim in victims:
+        assert not _fits(snapshot, request, plan, victims - {victim})
+
+
+def _check_victims(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan) -> None:
+    running = {w.id: w for w in snapshot.running}
+    assert list(plan.victims) == sorted(set(plan.victims))
+    for id_ in plan.victims:
+        assert running[id_].rank > request.rank
+        assert running[id_].evictable
+        assert id_ not in request.may_not_evict
+    for spared in plan.victims:
+        # With the others gone and nobody else to evict, there is no plan: the spared one is needed.
+        gone = {w.id for w in snapshot.running if w.id in plan.victims and w.id != spared}
+        assert bid(_without(snapshot, gone), request).plan is None
+
+
+def _without(snapshot: RegionSnapshot, gone: set[str]) -> RegionSnapshot:
+    """The snapshot after these workloads released what they hold, where nobody else may be evicted."""
+    freed: Counter[tuple[str, int]] = Counter()
+    for workload in snapshot.running:
+        if workload.id in gone:
+            for h in workload.holdings:
+                freed.update({(h.machine, 0): h.gpus, (h.machine, 1): h.cpus_milli, (h.machine, 2): h.memory_bytes})
+    machines = tuple(
+        replace(
+            m,
+            free_gpus=m.free_gpus + freed[m.id, 0],
+            free_cpus_milli=m.free_cpus_milli + freed[m.id, 1],
+            free_memory_bytes=m.free_memory_bytes + freed[m.id, 2],
+        )
+        for m in snapshot.machines
+    )
+    left = tuple(replace(w, evictable=False) for w in snapshot.running if w.id not in gone)
+    return replace(snapshot, machines=machines, running=left)
+
+
+def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan) -> None:
+    running = {w.id: w for w in snapshot.running}
+    machines = {m.id: m for m in snapshot.machines}
+    victims = [running[id_] for id_ in plan.victims]
+    quality = plan.quality
+    assert quality.victims_by_rank == tuple(sum(v.rank == rank for v in victims) for rank in range(1, 9))
+    assert quality.youngest_victim_started_at_s == max((v.started_at_s for v in victims), default=float("-inf"))
+    assert quality.machines == sum(len(p.machines) for p in plan.jobs)
+    assert quality.racks == sum(len({machines[id_].rack for id_, _ in p.machines}) for p in plan.jobs)
+    assert quality.type_preference == sum(
+        job.gpu_types.index(p.gpu_type) for p, job in zip(plan.jobs, request.jobs, strict=True) if p.gpu_type
+    )
+    assert quality.lost_gpu_s >= 0
+
+
+@settings(PROPERTY, max_examples=150)
+@given(regions(), requests(), st.randoms(use_true_random=False))
+def test_the_order_of_the_snapshot_does_not_matter(
+    snapshot: RegionSnapshot, request: PlacementRequest, rng: Random
+) -> None:
+    """Machines, workloads and holdings in any order give the same bid."""
+    _check_order(snapshot, request, rng)
+
+
+@settings(PROPERTY, max_examples=400)
+@given(SEEDS)
+def test_the_order_of_the_snapshot_does_not_matter_in_a_crowd(seed: int) -> None:
+    """The same where several victims have to be chosen among many."""
+    _check_order(*crowded(seed), Random(seed))
+
+
+def _check_order(snapshot: RegionSnapshot, request: PlacementRequest, rng: Random) -> None:
+    shuffled = replace(
+        snapshot,
+        machines=tuple(rng.sample(snapshot.machines, len(snapshot.machines))),
+        running=tuple(
+            replace(w, holdings=tuple(rng.sample(w.holdings, len(w.holdings))))
+            for w in rng.sample(snapshot.running, len(snapshot.running))
+        ),
+    )
+    assert bid(shuffled, request) == bid(snapshot, request)
+
+
+@settings(PROPERTY, max_examples=400)
+@given(SEEDS)
+def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
+    """A workload that has a plan on free machines alone gets one without victims."""
+    snapshot, request = crowded(seed)
+    gone = {w.id for w in snapshot.running if Random(seed + int(w.id[1:])).random() < 0.4}
+    peaceful = _without(snapshot, gone)
+    if bid(peaceful, request).plan is not None:
+        again = replace(peaceful, running=tuple(replace(w, evictable=True) for w in peaceful.running))
+        plan = bid(again, request).plan
+        assert plan is not None and plan.victims == ()
+
+
+@settings(PROPERTY, max_examples=400)
+@given(SEEDS)
+def test_refusals_tell_the_truth(seed: int) -> None:
+    """What is said to be placeable is, without the other jobs; what lacks hardware does not fit an empty region."""
+    snapshot, request = crowded(seed)
+    reasons = bid(snapshot, request).reasons
+    for reason in reasons:
+        job = next(job for job in request.jobs if job.name == reason.detail["job"])
+        if reason.code is ReasonCode.NO_HARDWARE:
+            empty = tuple(
+                replace(m, free_gpus=m.gpus, free_cpus_milli=m.cpus_milli, free_memory_bytes=m.memory_bytes)
+                for m in snapshot.machines
+            )
+            alone = replace(request, jobs=(job,))
+            assert bid(replace(snapshot, machines=empty, running=()), alone).plan is None
+        else:
+            assert len(reasons) == 1
+            placeable = int(str(reason.detail["placeable"]))
+            assert placeable < job.tasks
+            if placeable:
+                part = replace(request, jobs=(replace(job, tasks=placeable),))
+                assert bid(snapshot, part).plan is not None

@@ -1,0 +1,345 @@
+"""Bids by example: packing, the choice of victims, lost work and refusals, one rule at a time."""
+
+import pytest
+
+from domain.scheduling import (
+    Bid,
+    Holding,
+    JobRequest,
+    MachineState,
+    PlacementRequest,
+    Plan,
+    RegionSnapshot,
+    RunningWorkload,
+)
+from rms.bid import bid
+from rms.compare import best
+from rms.lost_work import LostWork
+
+from .fleets import GIB, gpu_job, machine, region, request, running
+
+
+def _plan(answer: Bid) -> Plan:
+    assert answer.plan is not None, [str(reason) for reason in answer.reasons]
+    return answer.plan
+
+
+def _machines(answer: Bid) -> dict[str, int]:
+    """Machines of the only job."""
+    (placement,) = _plan(answer).jobs
+    return dict(placement.machines)
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+
+
+def test_a_small_task_does_not_break_up_an_idle_machine() -> None:
+    """A 1-GPU task goes to the machine with the smallest fragment, an 8-GPU task to the idle one."""
+    snapshot = region([machine("idle"), machine("half", used=4), machine("rest", used=7), machine("full", used=8)])
+    assert _machines(bid(snapshot, request(gpu_job(1, 1)))) == {"rest": 1}
+    assert _machines(bid(snapshot, request(gpu_job(3, 1)))) == {"half": 3}
+    assert _machines(bid(snapshot, request(gpu_job(1, 8)))) == {"idle": 1}
+
+
+def test_whole_machines_first_and_best_fit_for_the_rest() -> None:
+    """Ten 1-GPU tasks fill the idle machine and leave the other two to a fragment, not to another large machine."""
+    snapshot = region([machine("a", used=1), machine("b"), machine("c", used=6)])
+    assert _machines(bid(snapshot, request(gpu_job(10, 1)))) == {"b": 8, "c": 2}
+
+
+def test_one_rack_before_fewer_machines_elsewhere() -> None:
+    """A job that fits a rack stays in it; among racks it takes the one with the fewest machines, then the smallest."""
+    snapshot = region(
+        [
+            machine("a1", rack="a"),
+            machine("b1", rack="b", used=4),
+            machine("b2", rack="b", used=4),
+            machine("b3", rack="b", used=4),
+            machine("c1", rack="c", used=2),
+            machine("c2", rack="c", used=2),
+        ]
+    )
+    assert _machines(bid(snapshot, request(gpu_job(12, 1)))) == {"c1": 6, "c2": 6}
+    assert _machines(bid(snapshot, request(gpu_job(3, 4)))) == {"b1": 1, "b2": 1, "b3": 1}
+
+
+def test_the_largest_racks_first_beyond_one_rack() -> None:
+    """A job larger than any rack takes the largest rack whole and the tightest place for the rest."""
+    machines = [machine(f"a{n}", rack="a") for n in range(2)]
+    machines += [machine(f"b{n}", rack="b") for n in range(3)]
+    machines += [machine("c0", rack="c", used=5), machine("c1", rack="c")]
+    assert _machines(bid(region(machines), request(gpu_job(26, 1)))) == {"b0": 8, "b1": 8, "b2": 8, "c0": 2}
+
+
+def test_a_job_without_gpus_leaves_gpu_machines_alone() -> None:
+    """CPU tasks go to machines without GPUs, and to others only where those do not suffice."""
+    machines = [machine("gpu", cpus_milli=8000), machine("cpu", 0, gpu_type=None, cpus_milli=4000)]
+    job = JobRequest("load", 2, 0, (), 2000, GIB)
+    few = _plan(bid(region(machines), request(job)))
+    assert few.jobs[0].machines == (("cpu", 2),) and few.jobs[0].gpu_type is None
+    assert _machines(bid(region(machines), request(JobRequest("load", 3, 0, (), 2000, GIB)))) == {"gpu": 3}
+
+
+def test_the_preferred_type_before_fewer_machines() -> None:
+    """A type that stands first in the list is taken though another would need fewer machines."""
+    machines = [machine("a1", 4), machine("a2", 4), machine("h", 8, gpu_type="h100")]
+    both = gpu_job(8, 1, "a100", "h100")
+    assert _machines(bid(region(machines), request(both))) == {"a1": 4, "a2": 4}
+    assert _machines(bid(region(machines), request(gpu_job(8, 1, "h100", "a100")))) == {"h": 8}
+
+
+def test_a_job_stays_in_one_cluster_and_jobs_may_be_in_two() -> None:
+    """Two jobs of four GPUs fit two clusters of four; one job of eight does not."""
+    machines = [machine("m1", 4, cluster="c1"), machine("m2", 4, cluster="c2")]
+    two = request(gpu_job(4, 1, name="one"), gpu_job(4, 1, name="two"))
+    assert [p.cluster for p in _plan(bid(region(machines), two)).jobs] == ["c1", "c2"]
+    assert bid(region(machines), request(gpu_job(8, 1))).plan is None
+
+
+# ------------------------------------------------------------------------------------------------------------- victims
+
+
+def test_ten_gpus_from_four_five_and_twelve() -> None:
+    """Of victims with 4, 5 and 12 GPUs, scanned in this order, only the one with 12 is evicted for 10."""
+    machines = [machine("m1", 16, used=16), machine("m2", 5, used=5)]
+    workloads = [
+        running("four", ("m1", 4), started_at_s=1.0),
+        running("five", ("m2", 5), started_at_s=2.0),
+        running("twelve", ("m1", 12), started_at_s=3.0),
+    ]
+    plan = _plan(bid(region(machines, workloads), request(gpu_job(10, 1))))
+    assert plan.victims == ("twelve",)
+    assert plan.jobs[0].machines == (("m1", 10),)
+
+
+def test_a_job_without_gpus_measures_victims_by_their_cpus() -> None:
+    """Of two victims the one with more CPUs is kept for a CPU job, though the other has more GPUs."""
+    place = MachineState("m", "c1", "r1", "a100", 8, 0, 0, 0, 64_000, 64 * GIB)
+    workloads = (
+        RunningWorkload("gpus", 8, 1.0, (Holding("m", 7, 24_000, 0),), 0.0),
+        RunningWorkload("cpus", 8, 2.0, (Holding("m", 1, 40_000, 0),), 0.0),
+    )
+    snapshot = RegionSnapshot("here", 1, 1000.0, (place,), workloads)
+    assert _plan(bid(snapshot, request(JobRequest("load", 5, 0, (), 8000, 0)))).victims == ("cpus",)
+
+
+def test_an_overdrawn_machine_takes_nothing_from_the_others() -> None:
+    """A machine with less than nothing free has no room, and the room of others is unchanged by it."""
+    assert _machines(bid(region([machine("over", used=16), machine("m")]), request(gpu_job(8, 1)))) == {"m": 8}
+
+
+def test_the_lowest_priority_goes_first() -> None:
+    """Over-quota before level 7 before level 6, however long they ran."""
+    machines = [machine(f"m{rank}", used=8) for rank in (6, 7, 8)]
+    workloads = [running(f"w{rank}", (f"m{rank}", 8), rank=rank, started_at_s=rank) for rank in (6, 7, 8)]
+    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("w8",)
+    assert _plan(bid(region(machines, workloads), request(gpu_job(2, 8)))).victims == ("w7", "w8")
+
+
+def test_of_equal_priority_the_longest_running_goes() -> None:
+    """Newly started workloads are spared."""
+    machines = [machine("m1", used=8), machine("m2", used=8)]
+    workloads = [running("new", ("m1", 8), started_at_s=500.0), running("old", ("m2", 8), started_at_s=5.0)]
+    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("old",)
+
+
+@pytest.mark.parametrize(
+    ("victim", "asking"),
+    [
+        (running("w", ("m", 8), rank=3), request(gpu_job(1, 8), rank=3)),
+        (running("w", ("m", 8), rank=2), request(gpu_job(1, 8), rank=3)),
+        (running("w", ("m", 8), rank=8), request(gpu_job(1, 8), rank=8)),
+        (running("w", ("m", 8), rank=8, evictable=False), request(gpu_job(1, 8), rank=3)),
+        (running("w", ("m", 8), rank=8), request(gpu_job(1, 8), rank=3, may_not_evict=frozenset({"w"}))),
+    ],
+    ids=["equal", "higher", "both over-quota", "protected", "it evicted us"],
+)
+def test_who_may_not_be_evicted(victim: RunningWorkload, asking: PlacementRequest) -> None:
+    """Nobody of equal or higher priority, nobody protected, and nobody who evicted this workload before."""
+    answer = bid(region([machine("m", used=8)], [victim]), asking)
+    assert answer.plan is None
+    assert answer.reasons[0].detail["evictable"] == 0
+
+
+def test_two_workloads_never_evict_each_other() -> None:
+    """After `first` was evicted by `second`, not even a rise above it lets `first` evict `second`."""
+    place = [machine("m", used=8)]
+    second = bid(region(place, [running("first", ("m", 8), rank=8)]), request(gpu_job(1, 8), rank=5))
+    assert _plan(second).victims == ("first",)
+    now = region(place, [running("second", ("m", 8), rank=5)])
+    assert _plan(bid(now, request(gpu_job(1, 8), rank=2))).victims == ("second",)
+    back = request(gpu_job(1, 8), rank=2, may_not_evict=frozenset({"second"}))
+    assert bid(now, back).plan is None
+
+
+def test_memory_and_cpus_count_too() -> None:
+    """A task that finds GPUs but no memory evicts who holds the memory."""
+    place = MachineState("m", "c1", "r1", "a100", 8, 4, 64_000, 0, 64_000, 64 * GIB)
+    hog = RunningWorkload("hog", 8, 0.0, (Holding("m", 4, 0, 64 * GIB),), 0.0)
+    job = JobRequest("train", 1, 1, ("a100",), 0, GIB)
+    assert _plan(bid(region([place], [hog]), request(job))).victims == ("hog",)
+
+
+def test_a_cluster_where_less_work_is_lost() -> None:
+    """Between victims of equal priority in two clusters the one with the fresher checkpoint goes."""
+    machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2")]
+    workloads = [running("stale", ("m1", 8), checkpoint_at_s=100.0), running("fresh", ("m2", 8), checkpoint_at_s=990.0)]
+    plan = _plan(bid(region(machines, workloads), request(gpu_job(1, 8))))
+    assert plan.victims == ("fresh",)
+    assert plan.quality.lost_gpu_s == 80.0
+
+
+def test_what_a_victim_holds_elsewhere_serves_the_next_job() -> None:
+    """A victim is a whole workload: the second job uses what the first job's victim gives up in another cluster."""
+    machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2", gpu_type="h100")]
+    wide = running("wide", ("m1", 8), ("m2", 8))
+    two = request(gpu_job(1, 8, name="one"), gpu_job(1, 8, "h100", name="two"))
+    plan = _plan(bid(region(machines, [wide]), two))
+    assert plan.victims == ("wide",)
+    assert [p.machines for p in plan.jobs] == [(("m1", 1),), (("m2", 1),)]
+
+
+def test_a_victim_that_a_later_job_makes_needless_is_spared() -> None:
+    """The first job's own victim is dropped where the second job's victim gives room to both."""
+    machines = [machine("m1", 4, used=4), machine("m2", 8, used=8), machine("m3", 4, used=4, gpu_type="h100")]
+    workloads = [
+        running("small", ("m1", 4), rank=8, started_at_s=1.0),
+        running("wide", ("m2", 8), ("m3", 4), rank=7, started_at_s=2.0),
+    ]
+    two = request(gpu_job(1, 4, name="one"), gpu_job(1, 4, "h100", name="two"))
+    plan = _plan(bid(region(machines, workloads), two))
+    assert plan.victims == ("wide",)
+    assert [p.machines for p in plan.jobs] == [(("m2", 1),), (("m3", 1),)]
+
+
+def test_a_plan_anew_that_would_block_a_later_job_is_not_taken() -> None:
+    """An earlier job does not move to what the later job's victim gives up where the later one then had no room."""
+    machines = [
+        machine("a1", 4, cluster="a", rack="r1"),
+        machine("a2", 4, cluster="a", rack="r2"),
+        machine("b1", 8, used=8, cluster="b", memory_bytes=128 * GIB),
+    ]
+    large = JobRequest("large", 1, 8, ("a100",), 0, 100 * GIB)
+    plan = _plan(bid(region(machines, [running("w", ("b1", 8))]), request(gpu_job(8, 1, name="spread"), large)))
+    assert [p.machines for p in plan.jobs] == [(("a1", 4), ("a2", 4)), (("b1", 1),)]
+    assert plan.victims == ("w",)
+
+
+# ----------------------------------------------------------------------------------------------------------- lost work
+
+
+def _silent(*holdings: tuple[str, int]) -> RunningWorkload:
+    return running("silent", *holdings, checkpoint_at_s=None)
+
+
+def _usual() -> RegionSnapshot:
+    """Checkpoints 100, 300 and 800 s old in `c1`, 10 and 20 s in `c2`, none in `c3`."""
+    machines = [machine(f"{cluster}-m", 64, cluster=cluster) for cluster in ("c1", "c2", "c3")]
+    ages = {"a": ("c1-m", 100.0), "b": ("c1-m", 300.0), "c": ("c1-m", 800.0), "d": ("c2-m", 10.0), "e": ("c2-m", 20.0)}
+    return region(machines, [running(id_, (on, 1), checkpoint_at_s=1000.0 - age) for id_, (on, age) in ages.items()])
+
+
+@pytest.mark.parametrize(
+    ("victim", "lost_gpu_ms"),
+    [
+        (running("w", ("c1-m", 4), checkpoint_at_s=990.0), 40_000),
+        (running("w", ("c1-m", 3), checkpoint_at_s=999.9999), 0),
+        (running("w", ("c1-m", 4), checkpoint_at_s=1001.0), 0),
+        (_silent(("c1-m", 4)), 4 * 300_000),
+        (_silent(("c2-m", 2)), 2 * 15_000),
+        (_silent(("c1-m", 1), ("c2-m", 2)), 3 * 15_000),
+        (_silent(("c2-m", 2), ("c1-m", 2)), 4 * 300_000),
+        (_silent(("c3-m", 2)), 2 * 100_000),
+        (_silent(("gone", 2)), 2 * 100_000),
+    ],
+    ids=[
+        "since its checkpoint",
+        "rounded to milliseconds",
+        "a clock ahead",
+        "its cluster's median",
+        "the mean of the middle two",
+        "the cluster with most of it",
+        "the first of two equal ones",
+        "the region's where its cluster is silent",
+        "the region's where its cluster is unknown",
+    ],
+)
+def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
+    """GPU-seconds since the last checkpoint, or its cluster's usual for a workload that reports none."""
+    assert LostWork.of(_usual()).gpu_ms(victim) == lost_gpu_ms
+
+
+def test_nothing_is_lost_where_nobody_reports() -> None:
+    """Without any checkpoint in the region the usual is 0."""
+    silent = _silent(("m", 8))
+    assert LostWork.of(region([machine("m")], [silent])).gpu_ms(silent) == 0
+
+
+def test_silence_does_not_pay() -> None:
+    """A workload that reports nothing is evicted before one that is known to lose more than the usual."""
+    machines = [machine(f"m{n}", used=8, cluster=f"c{n}") for n in (1, 2)]
+    machines.append(machine("m3", used=8, cluster="c2", gpu_type="h100"))
+    workloads = [
+        running("honest", ("m1", 8), checkpoint_at_s=0.0),
+        _silent(("m2", 8)),
+        running("other", ("m3", 8), checkpoint_at_s=900.0),
+    ]
+    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("silent",)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_no_hardware_is_told_for_every_job() -> None:
+    """Jobs that no cluster could hold empty are all named, with what they need, whatever is free."""
+    jobs = (
+        gpu_job(1, 1, name="fits"),
+        gpu_job(2, 8, "a100", "h100", name="wide"),
+        JobRequest("big", 1, 0, (), 500, 99 * GIB),
+    )
+    answer = bid(region([machine("m", used=8)]), request(*jobs))
+    said = "no_hardware: region here has no cluster whose machines can hold job"
+    assert [str(reason) for reason in answer.reasons] == [
+        f"{said} wide (2 tasks, each with 8 GPUs of type a100 or h100)",
+        f"{said} big (1 task with 0.5 CPUs, 99 GiB of memory)",
+    ]
+
+
+def test_a_region_without_machines_has_no_hardware() -> None:
+    """An empty region refuses everything."""
+    assert [r.code.value for r in bid(region([]), request(gpu_job(1, 1))).reasons] == ["no_hardware"]
+
+
+def test_insufficient_capacity_in_numbers() -> None:
+    """The refusal says how many tasks of the first job that does not fit could be placed, evictions included."""
+    machines = [machine("m1", used=8), machine("m2", used=6), machine("m3", used=8, cluster="c2")]
+    workloads = [
+        running("low", ("m1", 4), rank=8),
+        running("mid", ("m3", 4), rank=7),
+        running("high", ("m1", 4), ("m2", 6), ("m3", 4), rank=1),
+    ]
+    answer = bid(region(machines, workloads), request(gpu_job(2, 1, name="one"), gpu_job(5, 1, name="two"), rank=2))
+    (reason,) = answer.reasons
+    assert str(reason) == (
+        "insufficient_capacity: region here can place 4 of 5 tasks of job two now, evicting 2 workloads of lower"
+        " priority included"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- the award
+
+
+def test_the_best_plan_is_the_one_that_comes_first() -> None:
+    """No victims before victims, then less lost work, then the region's name; none of none."""
+
+    def offer(name: str, *workloads: RunningWorkload) -> Plan:
+        made = region([machine("m", used=8 if workloads else 0)], list(workloads))
+        return _plan(bid(RegionSnapshot(name, 1, 1000.0, made.machines, made.running), request(gpu_job(1, 8))))
+
+    costly = offer("a", running("w", ("m", 8), checkpoint_at_s=0.0))
+    cheap = offer("b", running("w", ("m", 8), checkpoint_at_s=999.0))
+    free, twin = offer("d"), offer("c")
+    assert best([]) is None
+    assert best([costly, cheap]) is cheap
+    assert best([costly, free, cheap, twin]) is twin
+    assert best([twin, cheap, free, costly]) is twin
