@@ -17,6 +17,7 @@ import rms.compare
 from activities import on_demand, slots, snapshots
 from activities.workloads import change_phase
 from domain.phases import QUEUED_PHASES, Phase
+from domain.priority import LOWEST_LEVEL
 from domain.protocol import (
     Activity,
     AwardRequest,
@@ -28,7 +29,7 @@ from domain.protocol import (
     ScanTicket,
 )
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, JobRequest, Plan, PlacementRequest, QueuedWorkload, RegionSnapshot
+from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan, QueuedWorkload, RegionSnapshot
 from domain.spec import WorkloadSpec
 from infra.bootstrap import PAUSED
 from infra.config import Settings
@@ -47,7 +48,12 @@ def regions(session: Session) -> list[str]:
 
 
 def region_bid(
-    session: Session, snapshot: RegionSnapshot, spec: WorkloadSpec, request: PlacementRequest, *, ignore_data: bool = False
+    session: Session,
+    snapshot: RegionSnapshot,
+    spec: WorkloadSpec,
+    request: PlacementRequest,
+    *,
+    ignore_data: bool = False,
 ) -> Bid:
     """One region's answer for one workload: whether it may run there, the data is there, and a plan (MAST 4.3)."""
     region = snapshot.region
@@ -181,7 +187,7 @@ class AuctionActivities:
                     continue
                 if won:
                     changed.add(best.region)
-                    ranks[workload] = items[workload]["rank"] if workload in items else snapshots.LOWEST_LEVEL
+                    ranks[workload] = items[workload]["rank"] if workload in items else LOWEST_LEVEL
                     result.awarded += 1
                 break
             else:
@@ -228,9 +234,7 @@ class AuctionActivities:
             session.flush()
             for victim, attempt in victims.items():
                 session.add(
-                    Eviction(
-                        evictor=row.id, evictor_attempt=row.attempt, victim=victim, victim_attempt=attempt.attempt
-                    )
+                    Eviction(evictor=row.id, evictor_attempt=row.attempt, victim=victim, victim_attempt=attempt.attempt)
                 )
             ready = slots.take(
                 session, row.id, row.attempt, requests, plan.jobs, {v: a.attempt for v, a in victims.items()}
@@ -239,9 +243,7 @@ class AuctionActivities:
         return True
 
     @staticmethod
-    def _attempt(
-        row: Workload, plan: Plan, requests: tuple[JobRequest, ...], item: dict[str, Any] | None
-    ) -> Attempt:
+    def _attempt(row: Workload, plan: Plan, requests: tuple[JobRequest, ...], item: dict[str, Any] | None) -> Attempt:
         gpu_types: dict[str, int] = {}
         for request, job in zip(requests, plan.jobs, strict=True):
             if job.gpu_type is not None and request.gpus:
@@ -252,7 +254,7 @@ class AuctionActivities:
             region=plan.region,
             plan={
                 "jobs": [
-                    {"job": j.job, "cluster": j.cluster, "gpu_type": j.gpu_type, "machines": [list(m) for m in j.machines]}
+                    {"job": j.job, "cluster": j.cluster, "gpu_type": j.gpu_type, "machines": list(j.machines)}
                     for j in plan.jobs
                 ],
                 "victims": list(plan.victims),

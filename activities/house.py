@@ -40,7 +40,7 @@ class HouseActivities:
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Reads the progress of placed workloads from their nodes' heartbeats; the seconds to rest until the next time."""
+        """Reads the progress of placed workloads from their nodes' heartbeats; returns the seconds to rest."""
         placed = await asyncio.to_thread(self._placed)
         gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -105,7 +105,7 @@ class HouseActivities:
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
-        """Finds live workloads whose workflow is gone (terminated, or lost with Temporal's state) and starts it anew."""
+        """Starts anew the workflows of live workloads that are gone: terminated, or lost with Temporal's state."""
         live = await asyncio.to_thread(self._unstarted)
         gate = asyncio.Semaphore(_AT_ONCE)
 

@@ -34,9 +34,9 @@ def bring_data(
     of it. `bid` answers for a region as if the data were there. The reasons say what is being copied.
     """
     copying = session.scalars(
-        select(Replica).where(Replica.data_table.in_(spec.tables), Replica.state == "copying").order_by(
-            Replica.data_table, Replica.region
-        )
+        select(Replica)
+        .where(Replica.data_table.in_(spec.tables), Replica.state == "copying")
+        .order_by(Replica.data_table, Replica.region)
     ).all()
     for target in sorted({r.region for r in copying if r.requested_by == workload.id}):
         return [_progress(session, r) for r in copying if r.region == target]

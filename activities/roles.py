@@ -79,9 +79,7 @@ def control_worker(client: Client, engine: Any, settings: Settings, threads: Thr
     )
 
 
-def region_worker(
-    client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor
-) -> Worker:
+def region_worker(client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor) -> Worker:
     """A worker for one region's bids and copies."""
     return Worker(
         client,
@@ -95,7 +93,8 @@ def region_worker(
 
 async def start_singletons(client: Client) -> None:
     """Starts the workflows of which the installation has one each, if they are not running."""
-    for name, id_ in (("SchedulerWorkflow", ids.SCHEDULER_WORKFLOW_ID), ("HousekeepingWorkflow", ids.HOUSEKEEPING_WORKFLOW_ID)):
+    singletons = {"SchedulerWorkflow": ids.SCHEDULER_WORKFLOW_ID, "HousekeepingWorkflow": ids.HOUSEKEEPING_WORKFLOW_ID}
+    for name, id_ in singletons.items():
         await client.start_workflow(
             name,
             id=id_,

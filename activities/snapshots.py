@@ -1,4 +1,4 @@
-"""What Postgres knows, as the decision packages take it. Each function reads in the caller's transaction: one moment."""
+"""What Postgres knows, as the decision packages take it. All read in the caller's transaction: at one moment."""
 
 from collections import defaultdict
 from datetime import datetime
@@ -116,7 +116,9 @@ def _window_shares(session: Session, now: float, window_s: float) -> dict[str, f
     }
 
 
-def region_snapshot(session: Session, region: str, ranks: dict[str, int], settings: SchedulerSettings) -> RegionSnapshot:
+def region_snapshot(
+    session: Session, region: str, ranks: dict[str, int], settings: SchedulerSettings
+) -> RegionSnapshot:
     """A region's schedulable machines and the workloads placed there.
 
     `ranks` are those of placed workloads by the last scan; one that it did not see yet counts as of the lowest level.
@@ -187,9 +189,7 @@ def _running(
         holdings=held,
         last_checkpoint_at_s=attempt.checkpoint_at.timestamp() if attempt.checkpoint_at else None,
         evictable=(
-            attempt.ready_at is not None
-            and attempt.evicting_since is None
-            and now - started >= settings.min_runtime_s
+            attempt.ready_at is not None and attempt.evicting_since is None and now - started >= settings.min_runtime_s
         ),
     )
 
@@ -200,7 +200,9 @@ def published_queue(session: Session) -> dict[str, Any]:
     return dict(row.body) if row is not None else {}
 
 
-def placement_request(session: Session, workload: str, item: dict[str, Any] | None, spec: WorkloadSpec) -> PlacementRequest:
+def placement_request(
+    session: Session, workload: str, item: dict[str, Any] | None, spec: WorkloadSpec
+) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan published them."""
     types = item["gpu_types"] if item else [job.resources.gpu_types for job in spec.jobs]
     jobs = tuple(

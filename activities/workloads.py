@@ -14,7 +14,7 @@ from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRe
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import Allocation, Attempt, Event, Machine, Waiting, Workload
+from infra.db.models import Allocation, Attempt, Event, Waiting, Workload
 from infra.db.session import transaction
 
 
@@ -36,9 +36,7 @@ def change_phase(session: Session, row: Workload, phase: Phase, reason: dict[str
     Raises:
         ApplicationError: `phase` cannot follow the present one; not retried.
     """
-    known = select(Event.id).where(
-        Event.workload == row.id, Event.dedup == f"{row.attempt}:{phase.value}"
-    )
+    known = select(Event.id).where(Event.workload == row.id, Event.dedup == f"{row.attempt}:{phase.value}")
     if session.execute(known).first() is not None:
         return False
     if phase not in NEXT_PHASES[Phase(row.phase)]:
@@ -116,9 +114,7 @@ class WorkloadActivities:
                 return
             set_progress(attempt, request.progress)
             machines = session.scalars(
-                select(Allocation.machine).where(
-                    Allocation.workload == row.id, Allocation.attempt == request.attempt
-                )
+                select(Allocation.machine).where(Allocation.workload == row.id, Allocation.attempt == request.attempt)
             ).all()
             slots.release(session, row.id, request.attempt)
             attempt.released_at = func.clock_timestamp()
@@ -155,5 +151,3 @@ class WorkloadActivities:
             events.record(
                 session, "machine.cordoned", region=row_.region, machine=row_.id, workload=None, reason=reason
             )
-
-

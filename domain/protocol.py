@@ -109,7 +109,7 @@ class LaunchPlan:
 
 @dataclass
 class CheckpointCopy:
-    """Asks for a workload's checkpoints to be brought from one region's bucket to another's, and fenced at the source."""
+    """Asks for a workload's checkpoints to be brought to another region's bucket, and fenced at the source."""
 
     workload_id: str
     attempt: int

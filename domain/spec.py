@@ -98,6 +98,4 @@ class WorkloadSpec(_Frozen):
 
     def allows_region(self, region: str) -> bool:
         """Whether the user lets it run in `region`."""
-        return region not in self.regions_excluded and (
-            self.regions_allowed is None or region in self.regions_allowed
-        )
+        return region not in self.regions_excluded and (self.regions_allowed is None or region in self.regions_allowed)

@@ -44,7 +44,7 @@ def load_master_key(path: Path, *, create: bool = False) -> bytes:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"master_key: {path}: {error}") from None
     if len(key) != SecretBox.KEY_SIZE:
-        raise ConfigurationError(f"master_key: {path} holds {len(key)} bytes, it must be {SecretBox.KEY_SIZE} in base64")
+        raise ConfigurationError(f"master_key: {path} holds {len(key)} bytes, it must hold {SecretBox.KEY_SIZE}")
     return key
 
 

@@ -15,7 +15,8 @@ from infra.errors import MizzenError
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
-EXIT_USAGE = 2
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def _log_to_stderr(level: str = "INFO") -> None:
@@ -67,8 +68,8 @@ def _run(work: Callable[[], Any]) -> None:
 
 @click.command()
 @_connection_options
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of all state (default: mizzen-data).")
-@click.option("--fleet", type=click.Path(path_type=Path, dir_okay=False), help="YAML file of regions, clusters, machines.")
+@click.option("--data-dir", type=_FOLDER, help="Folder of all state (default: mizzen-data).")
+@click.option("--fleet", type=_FILE, help="YAML file of regions, clusters, machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
 @click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
@@ -79,19 +80,18 @@ def up(**options: Any) -> None:
     from server.up import run_up
 
     _log_to_stderr("WARNING")
-    settings = lambda: _settings(  # noqa: E731
-        options,
-        data_dir=options["data_dir"],
-        fleet=options["fleet"],
-        api={"host": options["host"], "port": options["port"]},
-        database_port=options["database_port"],
-        temporal={"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
-    )
-    _run(lambda: asyncio.run(run_up(settings())))
+    more = {
+        "data_dir": options["data_dir"],
+        "fleet": options["fleet"],
+        "api": {"host": options["host"], "port": options["port"]},
+        "database_port": options["database_port"],
+        "temporal": {"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
+    }
+    _run(lambda: asyncio.run(run_up(_settings(options, **more))))
 
 
 @click.command()
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("mizzen-demo"), show_default=True)
+@click.option("--data-dir", type=_FOLDER, default=Path("mizzen-demo"), show_default=True)
 @click.option("--keep/--no-keep", default=True, help="Keep the folder with logs and the report.")
 @click.option("--plain", is_flag=True, help="Plain lines even in a terminal.")
 def demo(data_dir: Path, keep: bool, plain: bool) -> None:
@@ -119,7 +119,9 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--region", required=True)
 @click.option("--cluster", required=True)
 @click.option("--name", help="Name of the machine (default: the host name).")
-@click.option("--bucket", required=True, metavar="URL", help="The region's bucket: file:///folder or s3://bucket/prefix.")
+@click.option(
+    "--bucket", required=True, metavar="URL", help="The region's bucket: file:///folder or s3://bucket/prefix."
+)
 @click.option("--state-dir", type=click.Path(path_type=Path), default=Path("mizzen-agent"), show_default=True)
 @click.option("--rack", default="rack-1", show_default=True)
 @click.option("--gpus", type=int, default=0, show_default=True, help="GPU slots.")

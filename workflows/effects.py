@@ -36,7 +36,7 @@ async def record(activity: Activity, argument: Any, result_type: type[T] | None 
 
 async def on_region(activity: Activity, argument: Any, region: str, *, start_to_close_s: float) -> int:
     """A long effect near a region's bucket, with heartbeats; retried until it is done."""
-    return await workflow.execute_activity(
+    done: int = await workflow.execute_activity(
         activity.value,
         argument,
         task_queue=ids.region_queue(region),
@@ -45,6 +45,7 @@ async def on_region(activity: Activity, argument: Any, region: str, *, start_to_
         heartbeat_timeout=timedelta(seconds=30),
         retry_policy=_FOR_EVER,
     )
+    return done
 
 
 _KEYWORDS = {

@@ -87,7 +87,7 @@ class Gang:
         return failed
 
     async def _prepare(self, node: NodeLaunch) -> NodePrepared:
-        return await workflow.execute_activity(
+        prepared: NodePrepared = await workflow.execute_activity(
             Activity.PREPARE_NODE.value,
             PrepareNode(
                 self._id, self._attempt, node.machine, self._plan.launch_key, self._plan.bucket_url, node.leads_jobs
@@ -99,6 +99,7 @@ class Gang:
             heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
             retry_policy=RetryPolicy(maximum_attempts=3),
         )
+        return prepared
 
     @staticmethod
     def _why_unprepared(machine: str, error: ActivityError) -> PrepareFailure:
@@ -114,11 +115,9 @@ class Gang:
 
     async def _run(self, machine: str) -> NodeOutcome:
         try:
-            outcome = await workflow.execute_activity(
+            outcome: NodeOutcome = await workflow.execute_activity(
                 Activity.RUN_NODE.value,
-                RunNode(
-                    self._id, self._attempt, machine, self._plan.launch_key, self._plan.bucket_url, self._masters
-                ),
+                RunNode(self._id, self._attempt, machine, self._plan.launch_key, self._plan.bucket_url, self._masters),
                 task_queue=ids.agent_queue(machine),
                 result_type=NodeOutcome,
                 # A missed heartbeat is tried again on the same machine: an agent that came back re-attaches to its

@@ -29,11 +29,12 @@ class HousekeepingWorkflow:
     @staticmethod
     async def _do(activity: Activity) -> float | None:
         try:
-            return await workflow.execute_activity(
+            rest_s: float = await workflow.execute_activity(
                 activity.value,
                 result_type=float,
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=timedelta(seconds=60),
             )
+            return rest_s
         except ActivityError:
             return None  # tried again in the next round

@@ -70,7 +70,9 @@ class MachineWorkflow:
             schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
             start_to_close_timeout=timedelta(days=3650),
             heartbeat_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
-            retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)),
+            retry_policy=RetryPolicy(
+                initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)
+            ),
         )
         await record(Activity.MACHINE_READY, attend)
         await workflow.wait_condition(lambda: handle.done() or self._hello is not None)

@@ -93,10 +93,11 @@ class DryRunWorkflow:
     @workflow.run
     async def run(self, request: DryRunRequest) -> DryRunResult:
         """Asks once; nothing is written."""
-        return await workflow.execute_local_activity(
+        result: DryRunResult = await workflow.execute_local_activity(
             Activity.DRY_RUN.value,
             request,
             result_type=DryRunResult,
             start_to_close_timeout=timedelta(seconds=20),
             retry_policy=RetryPolicy(maximum_attempts=3),
         )
+        return result

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, literal_column, select, text, tuple_
+from sqlalchemy import literal_column, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -94,7 +94,7 @@ def read_after(
     limit: int = 500,
 ) -> Sequence[Event]:
     """Events after `cursor`, oldest first, up to the oldest transaction in flight; at most `limit`."""
-    statement: Select[tuple[Event]] = (
+    statement = (
         select(Event)
         .where(tuple_(Event.txid, Event.id) > (cursor.txid, cursor.id))
         .where(Event.txid < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
@@ -105,7 +105,7 @@ def read_after(
         statement = statement.where(Event.workload == workload)
     if tenant is not None:
         statement = statement.where(Event.tenant == tenant)
-    return session.execute(statement).scalars().all()
+    return session.scalars(statement).all()
 
 
 def position(session: Session) -> Cursor:

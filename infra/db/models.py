@@ -33,7 +33,7 @@ _NOW = func.now()
 class Base(DeclarativeBase):
     """Every table's base; maps Python types to Postgres types."""
 
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own protocol
+    type_annotation_map = {
         datetime: TIMESTAMP(timezone=True),
         Json: JSONB,
         str: Text,
@@ -58,7 +58,7 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """An API key, stored as the SHA-256 of its 256 random bits, with a role and, unless it is an operator's, a tenant."""
+    """An API key, stored as a SHA-256, with a role and, unless it is an operator's, a tenant."""
 
     __tablename__ = "api_key"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -239,9 +239,9 @@ class Attempt(Base):
 
 
 class Allocation(Base):
-    """What one attempt holds or was promised on one machine. Never deleted with the run: it is the history.
+    """What one attempt holds or was promised on one machine. Kept after the run: it is the history.
 
-    A trigger (the allocation guard, in the migrations) keeps the machine's masks and free counts and refuses an overlap.
+    A trigger (the allocation guard, in the migrations) keeps the machine's masks and counts and refuses overlaps.
     """
 
     __tablename__ = "allocation"
@@ -264,9 +264,7 @@ class Allocation(Base):
     """When nothing was awaited any more: tasks run only after."""
     released_at: Mapped[datetime | None]
     __table_args__ = (
-        ForeignKeyConstraint(
-            ["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"
-        ),
+        ForeignKeyConstraint(["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"),
         CheckConstraint("slots & awaited = 0", name="allocation_disjoint"),
         CheckConstraint(
             "awaited_cpus_milli between 0 and cpus_milli and awaited_memory_bytes between 0 and memory_bytes",
@@ -393,7 +391,7 @@ class RegionBid(Base):
 
 
 class Waiting(Base):
-    """Why a queued workload was not placed at the last tick: every region's answer. Derived, replaced at each change."""
+    """Why a queued workload was not placed at the last tick: every region's answer. Derived."""
 
     __tablename__ = "waiting"
     workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
@@ -408,4 +406,3 @@ class Setting(Base):
     __tablename__ = "setting"
     name: Mapped[str] = mapped_column(primary_key=True)
     value: Mapped[Json]
-

@@ -21,9 +21,7 @@ def sqlalchemy_url(database_url: str) -> str:
     except Exception as error:
         raise ConfigurationError(f"database: {database_url!r} is not a URL: {error}") from None
     if url.get_backend_name() not in ("postgresql", "postgres"):
-        raise ConfigurationError(
-            f"database: {url.get_backend_name()!r} is not supported, give a postgresql:// URL (Postgres is the only one)"
-        )
+        raise ConfigurationError(f"database: {url.get_backend_name()!r} is not supported, give a postgresql:// URL")
     return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 

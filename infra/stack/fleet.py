@@ -21,7 +21,7 @@ def parse_bytes(value: object) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)?", str(value).strip())
     if found is None or (found[2] or "") not in _UNITS:
-        raise ValueError(f"{value!r} is not a size: give a number of bytes, or one with {', '.join(u for u in _UNITS if u)}")
+        raise ValueError(f"{value!r} is not a size such as 64GiB, 512MB or a number of bytes")
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 

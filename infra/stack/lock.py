@@ -26,7 +26,7 @@ def data_folder(path: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
-            raise StackError(f"data_dir: {path} is in use by process {holder}; stop it or choose another folder") from None
+            raise StackError(f"data_dir: {path} is in use by process {holder}; stop it or use another") from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield path.resolve()

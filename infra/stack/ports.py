@@ -24,5 +24,5 @@ def require_free(setting: str, host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise StackError(
-                f"{setting}: port {port} on {host} is taken ({error.strerror}); stop what uses it or choose another port"
+                f"{setting}: port {port} on {host} is taken ({error.strerror}); stop what uses it or choose another"
             ) from None

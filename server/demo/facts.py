@@ -69,7 +69,9 @@ def read_facts(engine: Engine, now_s: float) -> Facts:
         rows = {row.id: row for row in session.scalars(select(Workload).order_by(Workload.id))}
         machines = {m.id: m for m in session.scalars(select(Machine).order_by(Machine.id))}
         holds = []
-        for a in session.scalars(select(Allocation).where(Allocation.held_at.is_not(None)).order_by(Allocation.machine)):
+        for a in session.scalars(
+            select(Allocation).where(Allocation.held_at.is_not(None)).order_by(Allocation.machine)
+        ):
             for task in a.tasks["tasks"]:
                 for slot in task["slots"]:
                     holds.append(

@@ -93,7 +93,8 @@ def _clear(folder: Path) -> None:
     mark = folder / ".mizzen-demo"
     others = [p.name for p in folder.iterdir() if p.name not in ("lock", mark.name)]
     if others and not mark.exists():
-        raise DemoFailed(f"data_dir: {folder} holds {', '.join(sorted(others)[:3])}, and no demo made it; choose another")
+        shown = ", ".join(sorted(others)[:3])
+        raise DemoFailed(f"data_dir: {folder} holds {shown}, and no demo made it; choose another")
     mark.touch()
     for name in others:
         path = folder / name
@@ -106,7 +107,9 @@ def _summary(console: Console, folder: Path, found: facts.Facts, held: list[chec
     console.print()
     for check in held:
         style = "green" if check.passed else "bold red"
-        console.print(f"{'holds' if check.passed else 'FAILS'}  {check.name}: {check.found}", style=style, soft_wrap=True)
+        console.print(
+            f"{'holds' if check.passed else 'FAILS'}  {check.name}: {check.found}", style=style, soft_wrap=True
+        )
     good = all(check.passed for check in held)
     attempts = len(found.attempts)
     console.print(
@@ -282,5 +285,3 @@ class _Demo:
         child = next(c for c in self._stack.supervisor.children if c.name == "worker")
         name = "mizzen's worker was killed and nothing was lost"
         return checks.Check(name, child.restarts > 0, f"restarted {child.restarts} times")
-
-

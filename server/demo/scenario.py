@@ -11,11 +11,15 @@ LIFECYCLE = LifecycleSettings(heartbeat_timeout_s=5.0, node_lost_after_s=5.0, co
 
 
 def _machine(name: str, gpu_type: str, count: int | None = None) -> MachineEntry:
-    return MachineEntry(name=name, count=count, gpus=4, gpu_type=gpu_type, cpus=8, memory=8 << 30, rack=f"rack-{gpu_type}")
+    return MachineEntry(
+        name=name, count=count, gpus=4, gpu_type=gpu_type, cpus=8, memory=8 << 30, rack=f"rack-{gpu_type}"
+    )
 
 
 def _region(name: str, a: MachineEntry, b: MachineEntry) -> RegionEntry:
-    return RegionEntry(name=name, clusters=(ClusterEntry(name="a", machines=(a,)), ClusterEntry(name="b", machines=(b,))))
+    return RegionEntry(
+        name=name, clusters=(ClusterEntry(name="a", machines=(a,)), ClusterEntry(name="b", machines=(b,)))
+    )
 
 
 FLEET = Fleet(
@@ -73,7 +77,7 @@ class Gang:
             }
         ]
         if self.helper:
-            look = f"ls -l \"${{MIZZEN_TABLE_{self.table.upper()}#file://}}\" && sleep 1"
+            look = f'ls -l "${{MIZZEN_TABLE_{self.table.upper()}#file://}}" && sleep 1'
             jobs.append({"name": "look", "role": "preprocessing", "tasks": 1, "resources": {"cpus": 1}, "run": look})
         return {
             "version": 1,

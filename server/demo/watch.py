@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +31,13 @@ _SHOWN = {
     "machine.lost": "MACHINE LOST",
     "machine.cordoned": "machine cordoned",
 }
-_COLOURS = {"running": "green", "succeeded": "bold green", "failed": "bold red", "preempted": "yellow", "pending": "dim"}
+_COLOURS = {
+    "running": "green",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "preempted": "yellow",
+    "pending": "dim",
+}
 
 
 class Watch:
@@ -111,7 +118,8 @@ class Watch:
         except Exception:
             return table  # the API is being restarted
         for row in sorted(rows, key=lambda r: r["id"]):
-            progress, reason = row.get("progress") or {}, row.get("reason") or {}
+            progress: Mapping[str, Any] = row.get("progress") or {}
+            reason: Mapping[str, Any] = row.get("reason") or {}
             waits = row["phase"] in ("pending", "preempted", "placing")
             table.add_row(
                 row["name"],

@@ -103,7 +103,9 @@ def test_masks_equal_the_allocations_after_any_sequence(machine: Engine) -> None
             with transaction(machine) as session:
                 row = session.get(Allocation, (f"w{i}", 1, "r/c/m"))
                 if row is None:
-                    session.add(_allocation(i, chance.randrange(16) & chance.randrange(16), cpus=chance.randrange(3000)))
+                    session.add(
+                        _allocation(i, chance.randrange(16) & chance.randrange(16), cpus=chance.randrange(3000))
+                    )
                 elif row.released_at is None and chance.random() < 0.5:
                     session.execute(
                         text("update allocation set released_at = now() where workload = :w"), {"w": row.workload}

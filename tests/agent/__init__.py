@@ -1,0 +1,1 @@
+"""The node agent: its tasks are real processes, its Temporal a real dev server."""

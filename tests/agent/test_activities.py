@@ -1,0 +1,423 @@
+"""The agent's activities against a real Temporal server, with real tasks."""
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nacl.public import PublicKey, SealedBox
+
+from agent import host, sealed, tasks
+from agent.state import StateFolder
+from agent.tasks import State
+from domain.ids import archive_key, machine_workflow_id
+from domain.protocol import Activity, Attend, NodeOutcome, RunNode
+from infra.objects import open_store
+from tests.agent.harness import STUBBORN, Lab, description, processes_of, until_async
+
+PYTHON = f"{sys.executable} -I -S -u"
+
+
+async def test_a_gang_runs_to_the_end(lab: Lab) -> None:
+    """Prepared and run, a node's tasks end with their codes, their progress is in the heartbeat, their logs arrive."""
+    config = lab.config()
+    report = json.dumps({"step": 7, "resumed_step": 5, "checkpoint": None, "at_s": 1.0})
+    wait = "while [ ! -e go ]; do sleep 0.05; done"
+    first = f"echo '{report}' > $MIZZEN_REPORT; echo hello from $RANK at $MASTER_ADDR:$MASTER_PORT; {wait}"
+    launch = description(lab.region, config, first, f"cat note.txt; {wait}", files={"note.txt": "a note\n"})
+    lab.write(launch)
+    async with lab.agent(config):
+        prepared = await lab.prepare(launch, config.machine, ["main"])
+        again = await lab.prepare(launch, config.machine, ["main"])
+        assert prepared == again
+        assert (prepared.machine, prepared.address) == (config.machine, "127.0.0.1")
+        assert config.ports[0] <= prepared.ports["main"] <= config.ports[1]
+        pending = await lab.run(launch, config.machine, {"main": f"127.0.0.1:{prepared.ports['main']}"})
+
+        async def beating() -> Any:
+            while not ((beat := await pending.heartbeat()) and beat["progress"][0]["step"]):
+                await asyncio.sleep(0.1)
+            return beat
+
+        beat = await asyncio.wait_for(beating(), 20)
+        assert beat["running"] == 2
+        assert [(p["step"], p["resumed_step"]) for p in beat["progress"]] == [(7, 5), (None, None)]
+        for task in range(2):
+            (lab.folder_of(launch, config, task=task).work / "go").touch()
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert sorted((e.job, e.task, e.exit_code, e.signal) for e in outcome.exits) == [
+            ("main", 0, 0, None),
+            ("main", 1, 0, None),
+        ]
+        assert (outcome.machine, outcome.stopped, outcome.hung_s) == (config.machine, False, None)
+        assert outcome.progress[0].step == 7
+        await until_async(lambda: lab.log(launch, task=0)[1] and lab.log(launch, task=1)[1])
+    hello = f"hello from 0 at 127.0.0.1:{prepared.ports['main']}\n".encode()
+    assert lab.log(launch, task=0)[0] == hello
+    assert lab.log(launch, task=1)[0] == b"a note\n"
+
+
+async def test_a_failure_stops_the_siblings(lab: Lab) -> None:
+    """When one task fails the others of its node are stopped, and the failure is the first of the exits."""
+    config = lab.config()
+    launch = description(lab.region, config, "sleep 600", "echo broken >&2; exit 3", "sleep 600")
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [(e.task, e.exit_code, e.signal) for e in outcome.exits[:1]] == [(1, 3, None)]
+    assert sorted((e.task, e.signal) for e in outcome.exits[1:]) == [(0, 15), (2, 15)]
+    assert outcome.exits[0].log_tail == "broken\n"
+    assert not outcome.stopped
+    assert processes_of(lab.folder) == []
+
+
+async def test_stop_leaves_nothing(lab: Lab) -> None:
+    """Stop kills what ignores its notice, after the grace, in every session; run and stop both say `stopped`."""
+    config = lab.config()
+    launch = description(
+        lab.region,
+        config,
+        f"exec {PYTHON} stubborn.py",
+        "trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.05; done",
+        "exit 0",
+        files={"stubborn.py": STUBBORN},
+    )
+    lab.write(launch)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        outputs = [lab.folder_of(launch, config, task=task).output for task in (0, 1)]
+        await until_async(lambda: all(path.exists() and b"ready" in path.read_bytes() for path in outputs))
+        await until_async(lambda: lab.folder_of(launch, config, task=2).exit())
+        stopped = await lab.stop(launch, config.machine, 0.5)
+        assert processes_of(lab.folder) == []
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+        again = await lab.stop(launch, config.machine, 0.5)
+    for told in (stopped, outcome, again):
+        assert told.stopped
+        ends = {e.task: (e.exit_code, e.signal) for e in told.exits}
+        assert ends == {0: (None, 9), 1: (0, None), 2: (0, None)}
+        assert next(e.log_tail for e in told.exits if e.task == 1).endswith("\nsaved\n")
+
+
+async def test_a_stopped_attempt_is_refused(lab: Lab) -> None:
+    """After a stop, also of what never ran and after a restart, that attempt and older ones are refused for good."""
+    config = lab.config()
+    launch = description(lab.region, config, "true", attempt=3)
+    older = description(lab.region, config, "true", workload_id=launch.workload_id, attempt=2)
+    newer = description(lab.region, config, "true", workload_id=launch.workload_id, attempt=4)
+    for each in (launch, older, newer):
+        lab.write(each)
+    async with lab.agent(config):
+        outcome = await lab.stop(launch, config.machine, 5.0)
+        assert (outcome.stopped, outcome.exits) == (True, [])
+    async with lab.agent(config):
+        for each in (launch, older):
+            failure = await (await lab.run(each, config.machine)).failure()
+            assert (failure.type, failure.non_retryable) == ("StoppedAttempt", True)
+            assert "attempt 3 was stopped" in str(failure)
+        outcome = await (await lab.run(newer, config.machine)).result(NodeOutcome)
+        assert [e.exit_code for e in outcome.exits] == [0]
+
+
+async def test_a_newer_attempt_ends_an_older_one(lab: Lab) -> None:
+    """What still runs of an older attempt is killed before a newer one's tasks start."""
+    config = lab.config()
+    old = description(lab.region, config, "echo up; sleep 600")
+    new = description(lab.region, config, "true", workload_id=old.workload_id, attempt=2)
+    lab.write(old)
+    lab.write(new)
+    async with lab.agent(config):
+        running = await lab.run(old, config.machine)
+        await until_async(lambda: lab.folder_of(old, config).identities())
+        await lab.prepare(new, config.machine)
+        assert tasks.look(lab.folder_of(old, config)) is State.ENDED
+        assert (await running.result(NodeOutcome)).stopped
+        outcome = await (await lab.run(new, config.machine)).result(NodeOutcome)
+        assert [e.exit_code for e in outcome.exits] == [0]
+
+
+async def test_a_restarted_agent_finds_its_tasks(lab: Lab) -> None:
+    """An agent that stops lets go; the next one finds what runs, what ended meanwhile, and ships all output."""
+    config = lab.config()
+    launch = description(
+        lab.region,
+        config,
+        "echo $$; while [ ! -e go ]; do sleep 0.05; done; echo done",
+        "while [ ! -e go ]; do sleep 0.05; done; echo away; exit 0",
+    )
+    lab.write(launch)
+    runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        await until_async(lambda: all(run.identities() for run in runs))
+        before = [run.identities() for run in runs]
+    assert [tasks.look(run) for run in runs] == [State.RUNNING] * 2
+    (runs[1].work / "go").touch()
+    await until_async(lambda: runs[1].exit())
+    async with lab.agent(config):
+
+        async def attached() -> None:
+            while (
+                (state := await pending.state()) is None or state.attempt < 2 or not state.last_heartbeat_time.seconds
+            ):
+                await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(attached(), 20)
+        (runs[0].work / "go").touch()
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        await until_async(lambda: lab.log(launch, task=0)[1] and lab.log(launch, task=1)[1])
+    assert [(e.task, e.exit_code) for e in outcome.exits] == [(1, 0), (0, 0)]
+    assert [run.identities() for run in runs] == before
+    assert before[0] is not None
+    assert lab.log(launch, task=0)[0] == f"{before[0][1].pid}\ndone\n".encode()
+    assert lab.log(launch, task=1)[0] == b"away\n"
+
+
+async def test_two_runs_of_one_attempt(lab: Lab) -> None:
+    """A second `node.run` beside the first starts nothing and ends the same."""
+    config = lab.config()
+    launch = description(lab.region, config, "echo x >> starts; while [ ! -e go ]; do sleep 0.05; done; exit 0")
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        pending = [await lab.run(launch, config.machine) for _ in range(3)]
+        await until_async(lambda: (run.work / "starts").exists())
+        (run.work / "go").touch()
+        outcomes = [await each.result(NodeOutcome) for each in pending]
+    assert (run.work / "starts").read_text() == "x\n"
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+async def test_a_silent_gang_is_hung(lab: Lab) -> None:
+    """When every running task is silent for longer than allowed they are stopped, and it is said for how long."""
+    config = lab.config()
+    launch = description(
+        lab.region, config, "sleep 600", "echo one; sleep 600", "exit 0", limits={"max_silence_s": 0.6}
+    )
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert outcome.hung_s is not None and outcome.hung_s > 0.6
+    assert not outcome.stopped
+    assert {e.task: e.signal for e in outcome.exits} == {0: 15, 1: 15, 2: None}
+
+
+async def test_one_sign_of_life_keeps_a_gang(lab: Lab) -> None:
+    """A gang of which one task shows life is not hung, however silent the others are."""
+    config = lab.config()
+    chatty = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $n; sleep 0.2; done; touch ../../main.1/work/go"
+    launch = description(
+        lab.region, config, chatty, "while [ ! -e go ]; do sleep 0.05; done", limits={"max_silence_s": 1.5}
+    )
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert outcome.hung_s is None
+    assert [e.exit_code for e in outcome.exits] == [0, 0]
+
+
+async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
+    """A sealed secret is in the environment of its job's tasks, and masked in shipped output and log tails."""
+    config = lab.config()
+    key = PublicKey(base64.b64decode(sealed.public_key(StateFolder(config.state_dir).private_key())))
+    secrets = {"main": {"TOKEN": "hunter2-the-long-one"}, "other": {"TOKEN": "not theirs"}}
+    box = base64.b64encode(SealedBox(key).encrypt(json.dumps(secrets).encode())).decode()
+    launch = description(
+        lab.region,
+        config,
+        "printf 'token %s' hunter2; sleep 0.7; printf -- '-the-long-one|not theirs\\n'; echo $TOKEN | rev; exit 9",
+        sealed_secrets={config.machine: box},
+    )
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        await until_async(lambda: lab.log(launch)[1])
+    expected = "token ***|***\neno-gnol-eht-2retnuh\n"
+    assert lab.log(launch)[0].decode() == expected
+    assert outcome.exits[0].log_tail == expected
+    for path in config.state_dir.rglob("*.json"):
+        assert b"hunter2-the-long-one" not in path.read_bytes()
+
+
+async def test_what_cannot_be_prepared(lab: Lab) -> None:
+    """An archive that escapes, secrets for another machine, and another attempt's launch are refused for good."""
+    config = lab.config()
+    store = open_store(lab.bucket_url)
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../evil"))
+    packed = gzip.compress(body.getvalue())
+    sha256 = hashlib.sha256(packed).hexdigest()
+    store.put(archive_key(sha256), packed)
+    escaping = description(lab.region, config, "true", workdir=sha256)
+    other_key = PublicKey(base64.b64decode(sealed.public_key(sealed.new_key())))
+    box = base64.b64encode(SealedBox(other_key).encrypt(b"{}")).decode()
+    unreadable = description(lab.region, config, "true", sealed_secrets={config.machine: box})
+    misplaced = description(lab.region, config, "true")
+    for each in (escaping, unreadable):
+        lab.write(each)
+    store.put(f"launches/{misplaced.workload_id}/1.json", escaping.model_dump_json().encode())
+    async with lab.agent(config):
+        for launch, kind in ((escaping, "BadArchive"), (unreadable, "CannotUnseal"), (misplaced, "BadLaunch")):
+            failure = await (await lab.run(launch, config.machine)).failure()
+            assert (failure.type, failure.non_retryable) == (kind, True), failure
+        wrong = RunNode(misplaced.workload_id, 1, f"{lab.region}/c/other", "k", lab.bucket_url, {})
+        failure = await (await lab.start(Activity.RUN_NODE, config.machine, wrong)).failure()
+        assert failure.type == "WrongMachine"
+    assert not list(lab.folder.rglob("evil"))
+
+
+async def test_an_archive_arrives(lab: Lab) -> None:
+    """The working directory that was uploaded is unpacked for each task; one with another hash is not."""
+    config = lab.config()
+    store = open_store(lab.bucket_url)
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as tar:
+        info = tarfile.TarInfo("run.sh")
+        info.size, info.mode = 25, 0o755
+        tar.addfile(info, io.BytesIO(b"#!/bin/sh\necho packed $1\n"))
+    packed = gzip.compress(body.getvalue())
+    sha256 = hashlib.sha256(packed).hexdigest()
+    store.put(archive_key(sha256), packed)
+    launch = description(lab.region, config, "./run.sh a", "./run.sh b", workdir=sha256)
+    swapped = description(lab.region, config, "true", workdir="0" * 64)
+    store.put(archive_key("0" * 64), packed)
+    lab.write(launch)
+    lab.write(swapped)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        assert sorted(e.log_tail for e in outcome.exits) == ["packed a\n", "packed b\n"]
+        failure = await (await lab.run(swapped, config.machine)).failure()
+        assert failure.type == "BadArchive" and sha256 in str(failure)
+
+
+async def test_registration_and_attendance(lab: Lab) -> None:
+    """An agent says hello at each start with what still runs; attending stops what is stale and then stays ready."""
+    config = lab.config(gpu_type="a100", gpus=8, hello_interval_s=0.5)
+    launch = description(lab.region, config, "sleep 600")
+    lab.write(launch)
+    machine = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
+
+    async def hellos() -> list[dict[str, Any]]:
+        heard: list[dict[str, Any]] = await machine.query("hellos")
+        return heard
+
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async(lambda: lab.folder_of(launch, config).identities())
+        first = (await hellos())[0]
+        assert first["machine"] == config.machine and first["gpus"] == 8 and first["gpu_type"] == "a100"
+        assert first["runs"] == []
+    async with lab.agent(config):
+
+        async def heard_again() -> list[dict[str, Any]]:
+            while not (found := [h for h in await hellos() if h["runs"]]):
+                await asyncio.sleep(0.1)
+            return found
+
+        second = (await asyncio.wait_for(heard_again(), 20))[0]
+        assert second["runs"] == [f"{launch.workload_id}.1"]
+        assert (second["incarnation"], second["public_key"]) == (first["incarnation"], first["public_key"])
+        old = Attend(config.machine, "an earlier boot", [])
+        failure = await (await lab.start(Activity.ATTEND, config.machine, old)).failure()
+        assert (failure.type, failure.non_retryable) == ("OtherIncarnation", True)
+        attending = await lab.start(
+            Activity.ATTEND, config.machine, Attend(config.machine, first["incarnation"], second["runs"])
+        )
+
+        async def ready() -> None:
+            while await attending.heartbeat() != "ready":
+                await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(ready(), 20)
+        assert processes_of(lab.folder) == []
+        count = len(await hellos())
+        await asyncio.sleep(1.2)  # An agent that is attended to has nothing more to say.
+        assert len(await hellos()) == count
+    await attending.handle.terminate()
+    await machine.terminate()
+
+
+async def test_a_bucket_that_is_away_harms_no_task(lab: Lab) -> None:
+    """While output cannot be shipped tasks run and end; when the bucket is back the next agent ships all of it."""
+    config = lab.config()
+    launch = description(lab.region, config, "echo before; while [ ! -e go ]; do sleep 0.05; done; echo after")
+    lab.write(launch)
+    bucket = lab.folder / "bucket"
+    async with lab.agent(config):
+        await lab.prepare(launch, config.machine)
+        bucket.rename(lab.folder / "away")
+        bucket.write_text("not a folder")
+        pending = await lab.run(launch, config.machine)
+        (lab.folder_of(launch, config).work / "go").touch()
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert [e.exit_code for e in outcome.exits] == [0]
+    bucket.unlink()
+    (lab.folder / "away").rename(bucket)
+    async with lab.agent(config):
+        await until_async(lambda: lab.log(launch)[1])
+    assert lab.log(launch)[0] == b"before\nafter\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
+async def test_tasks_of_another_user(temporal_address: str, request: pytest.FixtureRequest) -> None:
+    """Where a user is configured, tasks run as it in folders that are its own, and their report and logs arrive."""
+    root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
+    request.addfinalizer(lambda: shutil.rmtree(root))
+    root.chmod(0o755)
+    async with Lab.open(root, temporal_address) as lab:
+        config = lab.config(run_as="nobody")
+        script = "id -un; touch new; echo more >> given.txt; cat given.txt; echo '{\"step\": 3}' > $MIZZEN_REPORT"
+        launch = description(lab.region, config, script, files={"given.txt": "given\n"})
+        lab.write(launch)
+        async with lab.agent(config):
+            outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+            await until_async(lambda: lab.log(launch)[1])
+        assert [(e.exit_code, e.log_tail) for e in outcome.exits] == [(0, "nobody\ngiven\nmore\n")]
+        assert outcome.progress[0].step == 3
+        assert processes_of(root) == []
+
+
+async def test_finished_runs_are_tidied(lab: Lab) -> None:
+    """A run's folder goes some time after everything is shipped, not before, and a late retry is refused."""
+    config = lab.config()
+    launch = description(lab.region, config, "echo x")
+    lab.write(launch)
+    state = StateFolder(config.state_dir)
+    async with lab.agent(config):
+        await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        assert host.tidy(state, 600.0) == []
+        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0) == [f"{launch.workload_id}.1"])
+        assert state.attempts() == []
+        failure = await (await lab.run(launch, config.machine)).failure()
+        assert failure.type == "StoppedAttempt"
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 30.0])
+async def test_stop_in_the_middle_of_a_start(lab: Lab, grace_s: float) -> None:
+    """A stop that overtakes a run leaves nothing running, whether the tasks were started before or not."""
+    config = lab.config()
+    launch = description(lab.region, config, *["sleep 600"] * 6)
+    lab.write(launch)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        stopped = await lab.stop(launch, config.machine, grace_s)
+        assert stopped.stopped and all(e.signal in (9, 15) for e in stopped.exits)
+        try:
+            outcome = await running.result(NodeOutcome)
+            assert outcome.stopped
+        except AssertionError:
+            raise
+        except Exception:
+            assert (await running.failure()).type == "StoppedAttempt"
+        assert processes_of(lab.folder) == []

@@ -1,0 +1,309 @@
+"""Launch descriptions, the environment of tasks, secrets, ports and reports."""
+
+import base64
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nacl.public import PublicKey, SealedBox
+from pydantic import ValidationError
+
+from agent import sealed
+from agent.config import AgentConfig
+from agent.launch import LaunchDescription, environment
+from agent.ports import NoFreePort, bindable, reserve
+from agent.progress import last_sign_s, read_progress
+from agent.state import StateFolder
+from domain.protocol import TaskProgress
+from tests.agent.harness import run_folder
+
+PLACE = {
+    "job": "main",
+    "task": 1,
+    "machine": "r1/c1/m1",
+    "rank": 1,
+    "world_size": 2,
+    "node_rank": 0,
+    "local_rank": 1,
+    "local_world_size": 2,
+    "slots": [4, 5],
+}
+LAUNCH: dict[str, Any] = {
+    "workload_id": "wl-1",
+    "name": "resnet",
+    "tenant": "vision",
+    "attempt": 3,
+    "region": "r1",
+    "checkpoint": {"interval_s": 600.0, "grace_s": 0.5, "keep": 2, "uri": "file:///b/checkpoints/wl-1/"},
+    "tables": {"raw-text": "file:///b/tables/raw-text/"},
+    "jobs": {
+        "main": {
+            "role": "worker",
+            "tasks": 2,
+            "argv": ["python", "train.py"],
+            "env": {"LR": "0.1", "MIZZEN_WORKLOAD": "forged", "LANG": "C", "RANK": "7", "CUDA_VISIBLE_DEVICES": "0"},
+            "master_machine": "r1/c1/m1",
+        },
+        "param-server": {"role": "ps", "tasks": 1, "script": "exec ./ps", "master_machine": "r1/c1/m2"},
+    },
+    "tasks": [PLACE, PLACE | {"job": "param-server", "task": 0, "slots": []}],
+}
+
+
+def test_the_environment_is_exactly_the_documented_one() -> None:
+    """A task sees what is documented, its user's variables and secrets, and nothing of the agent's environment."""
+    launch = LaunchDescription.model_validate(LAUNCH)
+    env = environment(
+        launch,
+        launch.on_machine("r1/c1/m1")[0],
+        masters={"main": "10.0.0.1:7001", "param-server": "10.0.0.2:7002"},
+        home=Path("/runs/x/work"),
+        report=Path("/runs/x/report/report.json"),
+        python="/venv/bin/python",
+        secrets={"TOKEN": "hunter2", "MIZZEN_TENANT": "forged"},
+    )
+    assert env == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/runs/x/work",
+        "LANG": "C",
+        "LR": "0.1",
+        "TOKEN": "hunter2",
+        "MIZZEN_WORKLOAD": "wl-1",
+        "MIZZEN_WORKLOAD_NAME": "resnet",
+        "MIZZEN_TENANT": "vision",
+        "MIZZEN_ATTEMPT": "3",
+        "MIZZEN_JOB": "main",
+        "MIZZEN_TASK": "1",
+        "MIZZEN_TASKS": "2",
+        "MIZZEN_REGION": "r1",
+        "MIZZEN_MACHINE": "r1/c1/m1",
+        "MIZZEN_RUN_ID": "wl-1.3.main.1",
+        "MIZZEN_CHECKPOINT_URI": "file:///b/checkpoints/wl-1/",
+        "MIZZEN_CHECKPOINT_INTERVAL_S": "600",
+        "MIZZEN_CHECKPOINT_KEEP": "2",
+        "MIZZEN_GRACE_S": "0.5",
+        "MIZZEN_REPORT": "/runs/x/report/report.json",
+        "MIZZEN_PYTHON": "/venv/bin/python",
+        "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
+        "MIZZEN_JOB_MAIN_ADDR": "10.0.0.1:7001",
+        "MIZZEN_JOB_PARAM_SERVER_ADDR": "10.0.0.2:7002",
+        "CUDA_VISIBLE_DEVICES": "4,5",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "7001",
+    }
+
+
+def test_the_sdk_reads_the_same_environment() -> None:
+    """What the agent writes is what `mizzen.environment` reads."""
+    from mizzen.environment import TaskEnvironment
+
+    launch = LaunchDescription.model_validate(LAUNCH)
+    place = launch.on_machine("r1/c1/m1")[1]
+    given = {"masters": {"param-server": "[::1]:7002"}, "home": Path("/h"), "report": Path("/r"), "python": "py"}
+    read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, **given))  # type: ignore[arg-type]
+    assert (read.workload, read.attempt, read.job, read.task, read.tasks) == ("wl-1", 3, "param-server", 0, 1)
+    assert (read.checkpoint_interval_s, read.checkpoint_keep, read.grace_s) == (600.0, 2, 0.5)
+    assert (read.gpus, read.master_addr, read.master_port) == ((), "[::1]", 7002)
+    assert dict(read.job_addresses) == {"PARAM_SERVER": "[::1]:7002"}
+    assert read.run_id == "wl-1.3.param-server.0"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tasks": [PLACE | {"job": "other"}]}, "no such job"),
+        ({"tasks": [PLACE | {"task": 2}]}, "no such job or task"),
+        ({"tasks": [PLACE, PLACE]}, "named twice"),
+        ({"jobs": {"../x": LAUNCH["jobs"]["main"]}, "tasks": []}, "name"),
+        ({"jobs": {"main": {"role": "w", "tasks": 2, "master_machine": "m"}}}, "argv or script"),
+        ({"workload_id": "../wl"}, "workload_id"),
+        ({"workdir": "../x"}, "workdir"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_launches_that_make_no_sense(change: dict[str, Any], said: str) -> None:
+    """A description that names what is not there, or could name another folder, is refused with the field named."""
+    with pytest.raises(ValidationError, match=said):
+        LaunchDescription.model_validate(LAUNCH | change)
+
+
+def test_secrets_open_with_their_key_only() -> None:
+    """What is sealed to a machine opens there, and elsewhere fails without quoting anything."""
+    key = sealed.new_key()
+    box = SealedBox(PublicKey(base64.b64decode(sealed.public_key(key))))
+    body = {"main": {"TOKEN": "hunter2"}}
+    text = base64.b64encode(box.encrypt(json.dumps(body).encode())).decode()
+    assert sealed.unseal(key, text) == body
+    assert sealed.unseal(key, None) == {}
+    for other, wrong in ((sealed.new_key(), text), (key, text[:-8]), (key, "no base64!")):
+        with pytest.raises(sealed.CannotUnseal) as caught:
+            sealed.unseal(other, wrong)
+        assert "hunter2" not in str(caught.value)
+    with pytest.raises(sealed.CannotUnseal):
+        sealed.unseal(key, base64.b64encode(box.encrypt(b'["a list"]')).decode())
+
+
+# ------------------------------------------------------------------------------------------------------------ ports
+
+
+def test_ports_are_reserved_once(tmp_path: Path) -> None:
+    """The same attempt and job gets the same port again; different ones get different ports, also after a restart."""
+    rng = random.Random(6)
+    given: dict[tuple[str, str], int] = {}
+    for _ in range(60):
+        state = StateFolder(tmp_path)  # As a restarted agent opens it.
+        attempt = state.attempt(f"wl-{rng.randrange(4)}", rng.randrange(1, 3))
+        job = f"job{rng.randrange(3)}"
+        others = [a for a in state.attempts() if a.key != attempt.key]
+        port = reserve(attempt, [job], (21000, 21049), others, lambda _: True)[job]
+        assert given.setdefault((attempt.key, job), port) == port
+    assert len(set(given.values())) == len(given)
+
+
+def test_ports_that_are_in_use_or_used_up(tmp_path: Path) -> None:
+    """A port that something listens on is passed over, and an empty range is an error that names it."""
+    state = StateFolder(tmp_path)
+    busy = {21001, 21002}
+    first = reserve(state.attempt("wl-1", 1), ["a"], (21001, 21003), [], lambda port: port not in busy)
+    assert first == {"a": 21003}
+    with pytest.raises(NoFreePort, match="21001 to 21003"):
+        reserve(
+            state.attempt("wl-2", 1), ["a"], (21001, 21003), [state.attempt("wl-1", 1)], lambda port: port not in busy
+        )
+
+
+def test_a_listening_port_is_not_bindable() -> None:
+    """The probe of the system finds a listener, and does not keep the port itself."""
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert not bindable(port)
+    assert bindable(port) and bindable(port)
+
+
+# ---------------------------------------------------------------------------------------------------------- reports
+
+
+def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `mizzen.report` writes arrives as progress."""
+    from mizzen.report import Reporter
+
+    run = run_folder(tmp_path)
+    (run.path / "pid.json").write_text('{"started_at_s": 5.0}')
+    reporter = Reporter(run.report)
+    reporter.resumed(100)
+    reporter.saved(150, 1234.5, 4096, 0.25)
+    reporter.progress(160)
+    reporter.flush()
+    progress = read_progress(run)
+    assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
+    progress.active_at_s = None
+    assert progress == TaskProgress("main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"step": "x", "checkpoint": 3, "resumed_step": true}',
+        '{"step": -1, "checkpoint": {"at_s": NaN, "bytes": 1e999, "duration_s": -1}}',
+        "[" * 50_000,
+        " " * 100_000 + "{}",
+        '{"step": 99999999999999999999}',
+    ],
+)
+def test_forged_reports_are_ignored(tmp_path: Path, text: str) -> None:
+    """A report that is not what the SDK writes gives nothing, and no error."""
+    run = run_folder(tmp_path)
+    run.report.write_text(text)
+    assert read_progress(run) == TaskProgress("main", 0)
+
+
+def test_a_report_that_is_no_file(tmp_path: Path) -> None:
+    """A link or a pipe in the report's place is not followed or waited for."""
+    run = run_folder(tmp_path)
+    (tmp_path / "other.json").write_text('{"step": 1}')
+    run.report.symlink_to(tmp_path / "other.json")
+    assert read_progress(run).step is None
+    run.report.unlink()
+    os.mkfifo(run.report)
+    assert read_progress(run).step is None
+
+
+def test_signs_of_life(tmp_path: Path) -> None:
+    """The start, output and reports are signs of life; a file from the future counts as now."""
+    run = run_folder(tmp_path)
+    assert last_sign_s(run) is None
+    (run.path / "pid.json").write_text('{"started_at_s": 50.0}')
+    assert last_sign_s(run) == 50.0
+    run.output.touch()
+    os.utime(run.output, (70.0, 70.0))
+    assert last_sign_s(run) == 70.0
+    run.report.touch()
+    os.utime(run.report, (60.0, 60.0))
+    assert last_sign_s(run) == 70.0
+    os.utime(run.report, (1e11, 1e11))
+    assert (last_sign_s(run) or 1e11) <= time.time()
+
+
+# -------------------------------------------------------------------------------------------------------- the state
+
+
+def test_the_state_folder_remembers(tmp_path: Path) -> None:
+    """Key, incarnation and stopped attempts outlive the agent; stopped attempts only grow; the key is private."""
+    first, second = StateFolder(tmp_path), StateFolder(tmp_path)
+    assert first.private_key() == second.private_key()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert first.incarnation() == second.incarnation()
+    first.stop_attempts("wl-1", 4)
+    second.stop_attempts("wl-1", 2)
+    assert (second.stopped_attempt("wl-1"), second.stopped_attempt("wl-2")) == (4, 0)
+    (tmp_path / "incarnation").write_text('{"boot_id": "an earlier boot", "chance": "x"}')
+    assert first.incarnation() not in ("an earlier boot.x", second.path)
+    assert first.incarnation() == second.incarnation()
+    for bad in ("../x", "", "a/b", "."):
+        with pytest.raises(ValueError, match="workload id"):
+            first.attempt(bad, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"machine": "r1/other/m1"}, "machine"),
+        ({"ports": (5, 4)}, "ports 5 to 4"),
+        ({"ports": (0, 70000)}, "ports"),
+        ({"run_as": "nobody-of-this-name"}, "run_as"),
+        ({"region": "R1"}, "region"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_configurations_that_make_no_sense(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """A configuration that cannot be right is refused with its field and value."""
+    base = {
+        "machine": "r1/c1/m1",
+        "region": "r1",
+        "cluster": "c1",
+        "rack": "k",
+        "cpus_milli": 1,
+        "memory_bytes": 1,
+        "address": "a",
+        "ports": (1, 2),
+        "state_dir": tmp_path,
+    }
+    AgentConfig.model_validate(base)
+    with pytest.raises(ValidationError, match=said):
+        AgentConfig.model_validate(base | change)

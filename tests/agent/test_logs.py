@@ -1,0 +1,210 @@
+"""Masking and shipping of output."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import logs, tasks
+from agent.launch import LogLaunch
+from agent.logs import LogStream, Masker, log_tail, shipped
+from agent.tasks import RunFolder
+from domain.ids import log_prefix
+from infra.objects import ObjectStore, open_store
+from tests.agent.harness import read_log, run_folder
+
+SETTINGS = LogLaunch(segment_bytes=64, interval_s=0.01)
+
+
+def reference(values: list[str], text: bytes) -> bytes:
+    """The slow masking: mark every byte of every occurrence, then put one mask for each connected run of them."""
+    starts = [at for v in values if v for at in range(len(text)) if text.startswith(v.encode(), at)]
+    lengths = {at: max(len(v.encode()) for v in values if v and text.startswith(v.encode(), at)) for at in starts}
+    out, at = b"", 0
+    while at < len(text):
+        if at not in lengths:
+            out += text[at : at + 1]
+            at += 1
+            continue
+        end = at + lengths[at]
+        while inside := [s for s in starts if at < s < end and s + lengths[s] > end]:
+            end = max(s + lengths[s] for s in inside)
+        out += b"***"
+        at = end
+    return out
+
+
+texts = st.text(alphabet="ab\n", max_size=60)
+values = st.lists(st.text(alphabet="ab\n", max_size=5), max_size=3)
+
+
+@settings(derandomize=True)
+@given(values, texts)
+def test_masking_equals_the_reference(secrets: list[str], text: str) -> None:
+    """Every byte of every occurrence of a value is masked, and nothing else, also where occurrences overlap."""
+    assert Masker(secrets).mask(text.encode()) == reference(secrets, text.encode())
+
+
+@settings(derandomize=True)
+@given(values, texts, st.integers(0, 60))
+def test_the_end_of_a_text_is_masked_as_the_whole(secrets: list[str], text: str, start: int) -> None:
+    """Masking from a place on gives an end of the whole masked text."""
+    masker = Masker(secrets)
+    assert masker.mask(text.encode()).endswith(masker.mask(text.encode(), min(start, len(text))))
+
+
+class Flaky:
+    """A store whose puts fail at random, before or after they took effect."""
+
+    def __init__(self, inner: ObjectStore, rng: random.Random) -> None:
+        self.inner = inner
+        self.rng = rng
+        self.seen: dict[str, bytes] = {}
+
+    def put(self, key: str, body: bytes) -> None:
+        chance = self.rng.random()
+        if chance < 0.2:
+            raise ConnectionError("before")
+        assert self.seen.setdefault(key, body) == body, "a segment changed"
+        self.inner.put(key, body)
+        if chance < 0.4:
+            raise ConnectionError("after")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(values, st.lists(texts, max_size=8), st.integers(0, 1 << 30))
+def test_what_arrives_is_the_masked_whole(
+    tmp_path_factory: pytest.TempPathFactory, secrets: list[str], pieces: list[str], seed: int
+) -> None:
+    """However output grows, puts fail and agents restart, the segments make up the masked output exactly once."""
+    root = tmp_path_factory.mktemp("ship")
+    rng = random.Random(seed)
+    run = run_folder(root)
+    store = Flaky(open_store(f"file://{root}/bucket"), rng)
+    stream = LogStream(run, store, Masker(secrets), SETTINGS)  # type: ignore[arg-type]
+    written = b""
+
+    def ship(*, final: bool) -> None:
+        nonlocal stream
+        try:
+            stream.ship(final=final)
+        except ConnectionError:
+            if rng.random() < 0.5:
+                stream = LogStream(run, store, Masker(secrets), SETTINGS)  # type: ignore[arg-type]
+
+    for piece in pieces:
+        with run.output.open("ab") as file:
+            file.write(piece.encode())
+        written += piece.encode()
+        for _ in range(rng.randrange(4)):
+            ship(final=False)
+    while not stream.done:
+        ship(final=True)
+    text, complete = read_log(f"file://{root}/bucket", log_prefix("wl-test", 1, "main", 0))
+    assert complete and shipped(run)
+    assert text == Masker(secrets).mask(written)
+
+
+def stream_of(run: RunFolder, root: Path, *secrets: str) -> LogStream:
+    return LogStream(run, open_store(f"file://{root}/bucket"), Masker(secrets), SETTINGS)
+
+
+def segments(root: Path) -> list[bytes]:
+    store = open_store(f"file://{root}/bucket")
+    return [store.get(info.key) for info in store.list("logs/")]
+
+
+def test_segments_end_with_whole_lines(tmp_path: Path) -> None:
+    """A line that is still being written waits for its end, but not for ever."""
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path)
+    run.output.write_bytes(b"one\ntwo\nthr")
+    assert not stream.ship(final=False)
+    assert segments(tmp_path) == [b"one\ntwo\n"]
+    stream.ship(final=False)
+    assert segments(tmp_path) == [b"one\ntwo\n", b"thr"]
+
+
+def test_much_output_is_shipped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a segment is waiting: there is reason to call again; segments stay below the largest size."""
+    monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 1000)
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path, "secret")
+    text = b"0123456789\n" * 500 + b"x" * 3000 + b"secret" + b"y" * 3000
+    run.output.write_bytes(text)
+    while stream.ship(final=False):
+        pass
+    while stream.ship(final=True):
+        pass
+    assert b"".join(segments(tmp_path)) == text.replace(b"secret", b"***")
+    assert max(map(len, segments(tmp_path))) <= 1010
+    assert stream.done
+
+
+def test_a_secret_split_over_writes_is_masked(tmp_path: Path) -> None:
+    """The start of a value is held back until it is known how it goes on."""
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path, "hunter2")
+    for piece in (b"password: hun", b"ter2 and hunt"):
+        with run.output.open("ab") as file:
+            file.write(piece)
+        for _ in range(3):
+            stream.ship(final=False)
+    assert b"".join(segments(tmp_path)) == b"password: *** and "
+    while stream.ship(final=True):
+        pass
+    assert b"".join(segments(tmp_path)) == b"password: *** and hunt"
+
+
+def test_a_value_that_overlaps_itself_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output that is one value after another, larger than a segment, is shipped as masks and nothing of it leaks."""
+    monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 100)
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path, "aaa")
+    run.output.write_bytes(b"a" * 1000)
+    for _ in range(30):
+        stream.ship(final=True)
+    assert stream.done
+    assert set(b"".join(segments(tmp_path))) <= {ord("*"), ord("a")}
+    assert b"".join(segments(tmp_path)).count(b"a") < 3
+
+
+def test_the_lines_of_a_key_are_masked_one_by_one(tmp_path: Path) -> None:
+    """A secret of several lines is masked also where its lines are printed apart."""
+    masker = Masker(["-----BEGIN\nMIIEpAIBAAKCAQEA\nx\n"])
+    assert masker.mask(b"> MIIEpAIBAAKCAQEA\n> x\n") == b"> ***\n> x\n"
+
+
+def test_truncated_output_goes_on(tmp_path: Path) -> None:
+    """A task that truncates its own output loses nothing that it prints afterwards."""
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path)
+    run.output.write_bytes(b"before\n" * 3)
+    stream.ship(final=False)
+    run.output.write_bytes(b"after\n")
+    while stream.ship(final=True):
+        pass
+    assert b"".join(segments(tmp_path)) == b"before\n" * 3 + b"after\n"
+
+
+def test_no_output_has_an_end(tmp_path: Path) -> None:
+    """A task that printed nothing, or never started, has the end marker alone."""
+    run = run_folder(tmp_path)
+    tasks.request_stop(run, 0, told=True)
+    stream_of(run, tmp_path).ship(final=True)
+    assert read_log(f"file://{tmp_path}/bucket", log_prefix("wl-test", 1, "main", 0)) == (b"", True)
+
+
+def test_the_tail_is_masked_whole_lines(tmp_path: Path) -> None:
+    """The tail is the last whole lines within its size, masked, whatever straddles its start."""
+    run = run_folder(tmp_path)
+    masker = Masker(["hunter2"])
+    assert log_tail(run, masker, 100) == ""
+    run.output.write_bytes(b"first\n" + b"x" * 50 + b"hunter2\nlast hunter2\n\xff\n")
+    for limit in range(1, 90):
+        tail = log_tail(run, masker, limit)
+        assert "hunter2" not in tail and "unter2" not in tail.replace("***", "")
+        assert len(tail) <= limit + 3
+    assert log_tail(run, masker, 30) == "last ***\n�\n"

@@ -1,0 +1,324 @@
+"""Tasks under their shims: started once, followed to their end, stopped without leaving anything."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import shim, tasks
+from agent.cgroups import make_cgroup
+from agent.processes import Identity
+from agent.tasks import RunFolder, State
+from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until
+
+
+def children_of_this_process() -> set[int]:
+    return {pid for pid, (_, parent, _) in shim.process_table().items() if parent == os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "signum"),
+    [
+        ("pass", 0, None),
+        ("raise SystemExit(3)", 3, None),
+        ("import os; os.kill(os.getpid(), 9)", None, 9),
+        ("import os; os.abort()", None, 6),
+    ],
+)
+def test_the_status_is_kept(tmp_path: Path, code: str, exit_code: int | None, signum: int | None) -> None:
+    """A task's exit code or signal is in its folder, and the starter has no child, not even a dead one."""
+    before = children_of_this_process()
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, code))
+    exit_ = ended(run)
+    assert (exit_.exit_code, exit_.signal, exit_.started) == (exit_code, signum, True)
+    assert tasks.look(run) is State.ENDED
+    assert children_of_this_process() <= before
+
+
+@pytest.mark.parametrize("argv", [("no-such-command",), ("./no-such-file",), ("/",)])
+def test_a_command_that_cannot_run(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    """A command that cannot be executed ends with code 127 and says why in the task's output."""
+    run = run_folder(tmp_path)
+    tasks.start(run, task_launch(run, *argv))
+    assert ended(run).exit_code == shim.CANNOT_RUN
+    assert f"cannot run {argv[0]!r}" in run.output.read_text()
+
+
+def test_a_task_starts_at_most_once(tmp_path: Path) -> None:
+    """Starters at the same time and starters afterwards run the command once between them."""
+    run = run_folder(tmp_path)
+    launch = python(run, "open('starts', 'a').write('x'); import time; time.sleep(0.3)")
+    starters = [threading.Thread(target=tasks.start, args=(run, launch)) for _ in range(6)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join()
+    assert tasks.look(run) is State.RUNNING
+    ended(run)
+    tasks.start(run, launch)
+    assert (run.work / "starts").read_text() == "x"
+
+
+def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
+    """Children in sessions of their own, adopted or not, are dead when the task's end is written."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, STUBBORN.replace('print("ready", flush=True)', "raise SystemExit(5)")))
+    assert ended(run).exit_code == 5
+    until(lambda: processes_of(tmp_path) == [])
+
+
+def test_the_task_has_a_session_of_its_own_and_default_signals(tmp_path: Path) -> None:
+    """A task leads its session and group, has no terminal input, and no signal blocked or ignored."""
+    run = run_folder(tmp_path)
+    code = (
+        "import os, signal, sys\n"
+        "assert os.getsid(0) == os.getpgrp() == os.getpid(), 'session'\n"
+        "assert sys.stdin.read() == '', 'stdin'\n"
+        "assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), 'mask'\n"
+        "status = dict(line.split(':\\t') for line in open('/proc/self/status') if ':\\t' in line)\n"
+        "ignored = int(status['SigIgn'], 16) & ~(1 << 12 | 1 << 24)\n"  # Python itself ignores SIGPIPE and SIGXFSZ.
+        "assert ignored == 0, hex(ignored)\n"
+        "assert sorted(os.listdir('/proc/self/fd'))[:3] == ['0', '1', '2'] and len(os.listdir('/proc/self/fd')) <= 4\n"
+    )
+    tasks.start(run, python(run, code))
+    assert ended(run).exit_code == 0, run.output.read_text()
+
+
+def test_notice_and_a_clean_end(tmp_path: Path) -> None:
+    """A task that ends by itself within its grace has its own status, and the deadline is not waited for."""
+    run = run_folder(tmp_path)
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    tasks.start(run, python(run, code))
+    until(lambda: "ready" in run.output.read_text())
+    tasks.request_stop(run, 600, told=True)
+    assert ended(run).exit_code == 143
+    stop = run.stop()
+    assert stop is not None and stop.told and stop.silent_s is None
+
+
+def test_a_stubborn_task_is_killed_with_all_its_kin(tmp_path: Path) -> None:
+    """After the grace, SIGKILL reaches a task that ignores SIGTERM and its grandchildren in other sessions."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, STUBBORN))
+    until(lambda: "ready" in run.output.read_text())
+    assert len(processes_of(tmp_path)) == 8  # The shim, the task, three children and three grandchildren.
+    tasks.request_stop(run, 0.3, told=True)
+    assert ended(run).signal == signal.SIGKILL
+    until(lambda: processes_of(tmp_path) == [])
+
+
+def test_the_grace_is_for_the_whole_group(tmp_path: Path) -> None:
+    """A trainer below a shell may save within the grace, although the shell is gone at the notice."""
+    run = run_folder(tmp_path)
+    (run.work / "trainer.py").write_text(
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.3)\n"
+        "    open('saved', 'w').write('all of it')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    trainer = f"{sys.executable} -I -S trainer.py"
+    tasks.start(run, task_launch(run, "/bin/sh", "-eu", "-c", f"{trainer}; echo never reached"))
+    until(lambda: "ready" in run.output.read_text())
+    tasks.request_stop(run, 600, told=True)
+    assert ended(run).signal == signal.SIGTERM
+    assert (run.work / "saved").read_text() == "all of it"
+
+
+def test_the_earliest_deadline_counts(tmp_path: Path) -> None:
+    """A second, shorter notice shortens the grace; a longer one does not prolong it."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, STUBBORN))
+    until(lambda: "ready" in run.output.read_text())
+    tasks.request_stop(run, 600, told=False)
+    tasks.request_stop(run, 0, told=True)
+    tasks.request_stop(run, 600, told=False)
+    assert ended(run).signal == signal.SIGKILL
+    stop = run.stop()
+    assert stop is not None and stop.told
+
+
+def test_a_stopped_process_hears_the_notice(tmp_path: Path) -> None:
+    """A task that is halted by SIGSTOP is woken for its notice."""
+    run = run_folder(tmp_path)
+    tasks.start(run, task_launch(run, "sleep", "600"))
+    identities = run.identities()
+    assert identities is not None
+    identities[1].send(signal.SIGSTOP)
+    tasks.request_stop(run, 600, told=True)
+    assert ended(run).signal == signal.SIGTERM
+
+
+def test_a_task_that_was_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
+    """Stopping what was not started writes an end without a status, and a later start does nothing."""
+    run = run_folder(tmp_path)
+    tasks.request_stop(run, 0, told=True)
+    tasks.start(run, python(run, "open('started', 'w')"))
+    exit_ = ended(run)
+    assert (exit_.started, exit_.exit_code, exit_.signal) == (False, None, None)
+    assert list(run.work.iterdir()) == []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> None:
+    """A shim of an agent that died in the middle of a start does not start a task that ran or was stopped meanwhile."""
+    run = run_folder(tmp_path)
+    launch = python(run, "open('starts', 'a').write('x')")
+    if stopped:
+        tasks.request_stop(run, 0, told=True)
+    else:
+        tasks.start(run, launch)
+        ended(run)
+    command = [sys.executable, "-I", "-S", "-E", shim.__file__, str(run.path)]
+    subprocess.run(command, input=json.dumps(launch.to_json()).encode(), check=True)
+    until(lambda: processes_of(tmp_path) == [])
+    assert (run.work / "starts").exists() is not stopped
+    assert stopped or (run.work / "starts").read_text() == "x"
+
+
+def test_an_end_before_the_notice_is_kept(tmp_path: Path) -> None:
+    """A task that had ended is not touched by a stop."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, "pass"))
+    before = ended(run)
+    tasks.request_stop(run, 0, told=True)
+    assert run.exit() == before
+    assert run.stop() is None
+
+
+def test_a_sigterm_to_the_shim_alone_is_a_notice(tmp_path: Path) -> None:
+    """A machine that shuts down signals every process: the task has the launch's grace, then everything is killed."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, STUBBORN, grace_s=0.2))
+    until(lambda: "ready" in run.output.read_text())
+    identities = run.identities()
+    assert identities is not None
+    identities[0].send(signal.SIGTERM)
+    assert ended(run).signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize("cgroup", [False, True])
+def test_a_task_dies_with_its_shim(tmp_path: Path, cgroup: bool) -> None:
+    """When a shim is killed its task dies, its kin is swept, and its status is unknown: neither code nor signal."""
+    run = run_folder(tmp_path)
+    path = make_cgroup(run.run_id) if cgroup else None
+    tasks.start(run, python(run, STUBBORN, cgroup=path))
+    until(lambda: "ready" in run.output.read_text())
+    identities = run.identities()
+    assert identities is not None
+    assert identities[0].send(signal.SIGKILL)
+    until(lambda: not identities[1].alive())
+    assert tasks.look(run) is State.LOST
+    settlers = [threading.Thread(target=tasks.settle, args=(run,)) for _ in range(3)]
+    for settler in settlers:
+        settler.start()
+    for settler in settlers:
+        settler.join()
+    exit_ = ended(run)
+    assert (exit_.started, exit_.exit_code, exit_.signal) == (True, None, None)
+    assert processes_of(tmp_path) == []
+    assert path is None or not Path(path).exists()
+
+
+def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
+    """Where cgroups can be made, a task is in its own, and it is removed at the end."""
+    run = run_folder(tmp_path)
+    path = make_cgroup(run.run_id)
+    if path is None:
+        pytest.skip("no cgroup v2 that this user may write to")
+    tasks.start(run, python(run, "print(open('/proc/self/cgroup').read())", cgroup=path))
+    assert ended(run).exit_code == 0
+    assert f"mizzen-{run.run_id}" in run.output.read_text()
+    assert not Path(path).exists()
+
+
+def test_a_shim_that_does_not_act_is_overruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the deadline the agent ends shim and task by force, and nothing is left."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, STUBBORN))
+    until(lambda: "ready" in run.output.read_text())
+    identities = run.identities()
+    assert identities is not None
+    identities[0].send(signal.SIGSTOP)
+    tasks.request_stop(run, 0, told=True)
+    assert not tasks.overdue(run)
+    monkeypatch.setattr(tasks, "BACKSTOP_S", 0.0)
+    until(lambda: tasks.overdue(run))
+    tasks.force(run)
+    assert not ended(run).succeeded
+    assert processes_of(tmp_path) == []
+
+
+def test_a_reused_pid_is_not_taken_for_the_task(tmp_path: Path) -> None:
+    """A living process with a recorded pid but another start time or boot is not signalled and does not count."""
+    me = Identity.of(os.getpid())
+    assert me.alive()
+    for other in (Identity(me.pid, me.start + 1, me.boot_id), Identity(me.pid, me.start, "another boot")):
+        assert not other.alive()
+        assert not other.send(signal.SIGKILL)
+
+
+def test_a_zombie_is_not_alive() -> None:
+    """A dead process that nobody has buried does not count as running."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    stat = shim.process_stat(pid)
+    assert stat is not None
+    identity = Identity(pid, stat[2], shim.boot_id())
+    until(lambda: not identity.alive())
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
+def test_a_task_of_another_user(request: pytest.FixtureRequest) -> None:
+    """A task runs as the configured user and may print to /dev/stdout, but cannot touch its agent's files."""
+    root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
+    request.addfinalizer(lambda: shutil.rmtree(root))
+    root.chmod(0o755)
+    run = run_folder(root)
+    os.chown(run.work, 65534, 65534)
+    script = "id -u; id -g; echo more >> /dev/stdout; echo forged > ../exit.json || echo refused; touch mine"
+    tasks.start(run, task_launch(run, "/bin/sh", "-c", script, uid=65534, gid=65534, groups=(65534,)))
+    assert ended(run).exit_code == 0
+    text = run.output.read_text()
+    assert text.startswith("65534\n65534\nmore\n") and text.endswith("refused\n")
+    assert (run.work / "mine").stat().st_uid == 65534
+    until(lambda: processes_of(root) == [])
+
+
+def test_a_shim_that_fails_says_why(tmp_path: Path) -> None:
+    """Where the shim cannot record its task, the start fails with what the shim printed, and can be tried again."""
+    run = run_folder(tmp_path)
+    launch = python(run, "pass")
+    broken = run.path / shim.PID_FILE
+    hidden = RunFolder(run.path / "gone", run.workload_id, run.attempt, run.job, run.task)
+    with pytest.raises(OSError, match="gone"):
+        tasks.start(hidden, launch)
+    assert not broken.exists()
+    tasks.start(run, launch)
+    assert ended(run).exit_code == 0
+
+
+def test_time_is_shared_between_processes() -> None:
+    """Deadlines are on the clock since boot, which does not go backwards."""
+    first = shim.boot_time_s()
+    time.sleep(0.001)
+    assert shim.boot_time_s() > first

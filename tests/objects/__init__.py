@@ -1,0 +1,1 @@
+"""Object stores: the same properties on a folder and on S3."""

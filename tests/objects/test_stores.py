@@ -1,0 +1,170 @@
+"""Properties of both kinds of store, and of the folder's own."""
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.objects import MissingObject, ObjectStore, open_store
+
+BAD_KEYS = ["", "/etc/passwd", "a/../../b", "..", "a//b", "./a", "a/", "nul\0"]
+
+
+def test_what_is_put_is_got(store: ObjectStore, tmp_path: Path) -> None:
+    """Bytes and files come back as they were put, and a second put replaces the first."""
+    body = random.Random(1).randbytes(200_000)
+    path = tmp_path / "body"
+    path.write_bytes(body)
+    store.put("a/b", b"first")
+    store.put("a/b", b"second")
+    store.put("a/c", path)
+    assert store.get("a/b") == b"second"
+    assert store.get("a/c") == body
+    assert store.size("a/c") == len(body)
+
+
+def test_ranges_are_clipped(store: ObjectStore) -> None:
+    """A range ends before its end and at the object's size, and is empty beyond it."""
+    store.put("x", b"0123456789")
+    store.put("empty", b"")
+    assert store.get_range("x", 2, 5) == b"234"
+    assert store.get_range("x", 8, 100) == b"89"
+    assert store.get_range("x", 10, 20) == b""
+    assert store.get_range("x", 3, 3) == b""
+    assert store.get_range("empty", 0, 10) == b""
+
+
+def test_absent_objects(store: ObjectStore) -> None:
+    """Reading what is not there is a MissingObject that names the key; deleting it is nothing."""
+    store.delete("no/such")
+    assert store.size("no/such") is None
+    with pytest.raises(MissingObject, match="no/such"):
+        store.get("no/such")
+    with pytest.raises(MissingObject, match="no/such"):
+        store.get_range("no/such", 0, 1)
+
+
+def test_deleted_objects_are_gone(store: ObjectStore) -> None:
+    """A deleted object is neither read nor listed, and its neighbours stay."""
+    store.put("a/b/c", b"1")
+    store.put("a/d", b"2")
+    store.delete("a/b/c")
+    assert store.size("a/b/c") is None
+    assert [info.key for info in store.list("")] == ["a/d"]
+
+
+def test_listing_is_by_prefix_and_in_order(store: ObjectStore) -> None:
+    """Any prefix of the key selects, the order is that of whole keys, and `after` skips up to a key."""
+    keys = ["a-b", "a.b", "a/b", "a/b/c"[:3] + "-", "a/c/d", "ab", "logs/1/x", "logs/10/x", "logs/2"]
+    for key in random.Random(2).sample(keys, len(keys)):
+        store.put(key, key.encode())
+    ordered = sorted(keys)
+    assert [info.key for info in store.list("")] == ordered
+    assert [(i.key, i.size_bytes) for i in store.list("logs/1")] == [("logs/1/x", 8), ("logs/10/x", 9)]
+    assert [info.key for info in store.list("a/")] == [key for key in ordered if key.startswith("a/")]
+    assert [info.key for info in store.list("nothing/here")] == []
+    for after in ordered:
+        assert [info.key for info in store.list("", after=after)] == [key for key in ordered if key > after]
+        assert [i.key for i in store.list("a", after=after)] == [k for k in ordered if k > after and k[0] == "a"]
+
+
+def test_the_tag_tells_a_replacement(store: ObjectStore) -> None:
+    """The tag of a listing changes when the object does."""
+    store.put("x", b"one")
+    (before,) = store.list("x")
+    store.put("x", b"two")
+    (after,) = store.list("x")
+    assert before.tag != after.tag
+
+
+def test_keys_stay_in_the_store(store: ObjectStore) -> None:
+    """A key that is absolute, empty or climbs is refused by every method, with the key in the message."""
+    uses: list[Callable[[str], object]] = [
+        store.get,
+        store.size,
+        store.delete,
+        lambda key: store.put(key, b""),
+        lambda key: store.get_range(key, 0, 1),
+    ]
+    for use, key in itertools.product(uses, BAD_KEYS):
+        with pytest.raises(ValueError, match="object key"):
+            use(key)
+
+
+def test_uris(store: ObjectStore, tmp_path: Path) -> None:
+    """The URI of a folder ends in its prefix, and names the store."""
+    uri = store.uri("checkpoints/wl-1/")
+    assert uri.endswith("/checkpoints/wl-1/")
+    assert uri.startswith((f"file://{tmp_path}/bucket/", "s3://"))
+
+
+@pytest.mark.parametrize("url", ["gs://bucket", "/a/folder", "file://host/folder", "file:relative", "s3:///x"])
+def test_unknown_urls_are_refused(url: str) -> None:
+    """A URL that no store has is a ValueError that quotes it."""
+    with pytest.raises(ValueError, match=url.replace("/", ".")):
+        open_store(url)
+
+
+def test_concurrent_writers_never_show_a_mixture(tmp_path: Path) -> None:
+    """While several threads replace and delete an object, a reader sees one of the versions whole, or none."""
+    store = open_store(f"file://{tmp_path}")
+    versions = [bytes([n]) * 50_000 for n in range(4)]
+    done = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                seen.add(store.get("deep/down/x"))
+            except MissingObject:
+                continue
+
+    def write(version: bytes) -> None:
+        for _ in range(10):
+            store.put("deep/down/x", version)
+            store.delete("deep/down/x")
+
+    reader = threading.Thread(target=read)
+    writers = [threading.Thread(target=write, args=(version,)) for version in versions]
+    for thread in (reader, *writers):
+        thread.start()
+    for writer in writers:
+        writer.join()
+    done.set()
+    reader.join()
+    assert seen <= set(versions)
+    assert list(store.list("")) == []
+
+
+def test_links_in_the_folder_are_no_objects(tmp_path: Path) -> None:
+    """A task that may write into the bucket cannot have others read or write elsewhere through a symbolic link."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("s")
+    root = tmp_path / "bucket"
+    store = open_store(f"file://{root}")
+    store.put("ours/x", b"1")
+    (root / "ours" / "file").symlink_to(outside / "secret")
+    (root / "ours" / "folder").symlink_to(outside)
+    os.mkfifo(root / "ours" / "pipe")
+    assert [info.key for info in store.list("")] == ["ours/x"]
+    for key in ("ours/file", "ours/folder/secret", "ours/pipe"):
+        with pytest.raises(MissingObject):
+            store.get(key)
+    with pytest.raises(ValueError, match="symbolic link"):
+        store.put("ours/folder/new", b"1")
+    store.delete("ours/folder/secret")
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+
+
+def test_an_object_and_a_folder_cannot_share_a_name(tmp_path: Path) -> None:
+    """In a folder, an object cannot lie below another one; the refusal says so and changes nothing."""
+    store = open_store(f"file://{tmp_path}")
+    store.put("a", b"1")
+    with pytest.raises(ValueError, match="the same name"):
+        store.put("a/b", b"2")
+    assert [info.key for info in store.list("")] == ["a"]
