@@ -103,8 +103,9 @@ class Settings(_Section):
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(out.get(key), dict):
-            out[key] = _merge(out[key], value)
+        if isinstance(value, Mapping):
+            found = out.get(key)
+            out[key] = _merge(found if isinstance(found, dict) else {}, value)
         elif value is not None:
             out[key] = value
     return out

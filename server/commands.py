@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import click
 
 from infra.config import Settings, load_settings
-from infra.errors import MizzenError
+from infra.errors import ConfigurationError, MizzenError, StackError
 
 F = TypeVar("F", bound=Callable[..., Any])
-EXIT_FAILED = 1
+# As the SDK's command documents them.
+EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -57,12 +58,13 @@ def _settings(options: dict[str, Any], **more: Any) -> Settings:
 
 
 def _run(work: Callable[[], Any]) -> None:
-    """Runs a command's work; an error that is meant for the operator is one line and exit code 1."""
+    """Runs a command's work; an error that is meant for the operator is one line and an exit code of its kind."""
     try:
         code = work()
     except MizzenError as error:
         click.echo(f"mizzen: {error}", err=True)
-        sys.exit(EXIT_FAILED)
+        kinds = {ConfigurationError: EXIT_USAGE, StackError: EXIT_UNAVAILABLE}
+        sys.exit(next((code for kind, code in kinds.items() if isinstance(error, kind)), EXIT_FAILED))
     sys.exit(code or 0)
 
 

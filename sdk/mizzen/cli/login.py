@@ -1,0 +1,72 @@
+"""Commands about which API is used: login and contexts."""
+
+from urllib.parse import urlsplit
+
+import click
+
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.session import Command, Commands, Session, client_class, complete_context, say, stdin_text
+from mizzen.client.contexts import Context, load_contexts, save_contexts
+
+
+@click.command(cls=Command)
+@click.argument("url")
+@click.option("--key", envvar="MIZZEN_API_KEY", help="The API key; `-` reads it from stdin. Asked for if not given.")
+@click.pass_obj
+def login(session: Session, url: str, key: str | None) -> None:
+    """Check the address and key of an API, and save them.
+
+    They become the context in use, called what `--context` says, or the API's host. A key on the command line can be
+    seen by other users of the machine: use `--key -`.
+    """
+    key = stdin_text("--key", "API key") if key in (None, "-") else key
+    with client_class()(url, key, patience_s=session.patience_s) as client:
+        identity = client.whoami()
+    host = urlsplit(url).hostname or url
+    if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):
+        say(f"the key travels unencrypted to {host}: prefer https")
+    chosen = session.context or host
+    path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key)))
+    whose = f"tenant {identity['tenant']}" if identity.get("tenant") else "all tenants"
+    say(f"saved in {path}")
+    body = {"context": chosen, "api": url, **identity}
+    emit_one(session, body, lambda: f"{chosen}: {url}, {identity['role']} of {whose}", name=chosen)
+
+
+_COLUMNS = (
+    Column("IN USE", lambda c: "*" if c["in_use"] else ""),
+    Column("NAME", lambda c: c["name"]),
+    Column("API", lambda c: c["api"]),
+)
+
+
+@click.group(cls=Commands)
+def contexts() -> None:
+    """List, use and remove saved contexts."""
+
+
+@contexts.command("list")
+@click.pass_obj
+def list_(session: Session) -> None:
+    """List the saved contexts; their keys are not shown."""
+    saved = load_contexts()
+    items = [{"name": n, "api": c.api, "in_use": n == saved.current} for n, c in sorted(saved.named.items())]
+    emit_list(session, items, _COLUMNS, name=lambda c: str(c["name"]))
+
+
+@contexts.command()
+@click.argument("name", shell_complete=complete_context)
+@click.pass_obj
+def use(session: Session, name: str) -> None:
+    """Use a context from now on."""
+    save_contexts(load_contexts().using(name))
+    emit_one(session, {"context": name}, lambda: name, name=name)
+
+
+@contexts.command()
+@click.argument("name", shell_complete=complete_context)
+@click.pass_obj
+def rm(session: Session, name: str) -> None:
+    """Remove a context and its key."""
+    save_contexts(load_contexts().without(name))
+    emit_one(session, {"removed": name}, lambda: name, name=name)

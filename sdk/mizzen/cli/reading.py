@@ -1,0 +1,107 @@
+"""Commands that show workloads and the queue."""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.pages import show_page, why_page
+from mizzen.cli.session import WORKLOAD, Command, Session, labels, say
+from mizzen.client.views import PHASES, TERMINAL_PHASES
+
+
+def _step(workload: Mapping[str, Any]) -> object:
+    return (workload["progress"] or {}).get("step")
+
+
+WORKLOAD_COLUMNS = (
+    Column("ID", lambda w: w["id"]),
+    Column("NAME", lambda w: w["name"], flexible=True),
+    Column("TENANT", lambda w: w["tenant"], drop=2, flexible=True),
+    Column("PHASE", lambda w: "held" if w["held_by"] and w["queued"] else w["phase"]),
+    Column("REGION", lambda w: w["region"], drop=3),
+    Column("STEP", _step, drop=5, right=True),
+    Column("PREEMPTED", lambda w: w["preemptions"], drop=6, right=True),
+    Column("AGE", lambda w: words.between(w["submitted_at"], None), drop=1, right=True),
+    Column("LEVEL", lambda w: w["level"], drop=4, right=True),
+    Column("ATTEMPT", lambda w: w["attempt"], wide=True, right=True),
+    Column("LABELS", lambda w: words.pairs(w["labels"]), wide=True),
+    Column("REASON", lambda w: words.reason(w["reason"]), wide=True),
+)
+_QUEUE_COLUMNS = (
+    Column("RANK", lambda q: "over" if q["over_quota"] else q["rank"], right=True),
+    Column("CREDIT", lambda q: None if q["credit"] is None else f"{q['credit']:.2f}", drop=2, right=True),
+    Column("ID", lambda q: q["id"]),
+    Column("NAME", lambda q: q["name"], drop=1, flexible=True),
+    Column("TENANT", lambda q: q["tenant"], drop=3, flexible=True),
+    Column("WAITS", lambda q: words.between(q["submitted_at"], None), drop=4, right=True),
+    Column("WHY", lambda q: "; ".join(map(str, map(words.reason, q["reasons"]))), drop=5, flexible=True),
+)
+
+
+@click.command(cls=Command)
+@click.option("--tenant", help="Only this tenant's.")
+@click.option("--phase", "phases", multiple=True, type=click.Choice(PHASES), help="Only those in this phase (repeat).")
+@click.option("--live", is_flag=True, help="Only those that have not ended.")
+@click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Only with this label.")
+@click.option("--name", help="Only with this name.")
+@click.option("-n", "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="At most; 0 for all.")
+@click.pass_obj
+def ls(
+    session: Session,
+    tenant: str | None,
+    phases: tuple[str, ...],
+    live: bool,
+    labels_: dict[str, str],
+    name: str | None,
+    limit: int,
+) -> None:
+    """List workloads."""
+    if live and phases:
+        raise click.UsageError("--live and --phase exclude each other")
+    if live:
+        phases = tuple(phase for phase in PHASES if phase not in TERMINAL_PHASES)
+    one_more = limit + 1 if limit else None
+    found = session.client.workloads(tenant=tenant, phases=phases, labels=labels_, name=name, limit=one_more)
+    workloads = list(islice(found, limit) if limit else found)
+    emit_list(session, workloads, WORKLOAD_COLUMNS)
+    if limit and next(found, None) is not None:
+        say(f"there are more than {limit}; `--limit 0` lists all")
+
+
+@click.command(cls=Command)
+@WORKLOAD
+@click.pass_obj
+def show(session: Session, workload: str) -> None:
+    """Show one workload with its attempts."""
+    id_ = session.resolve(workload)
+    body = {**session.client.workload(id_), "attempts": session.client.attempts(id_)}
+    emit_one(session, body, lambda: show_page(body))
+
+
+@click.command(cls=Command)
+@WORKLOAD
+@click.pass_obj
+def why(session: Session, workload: str) -> None:
+    """Say why a workload is where it is, or why it waits: a summary, then one line for each reason."""
+    body = session.client.why(session.resolve(workload))
+    emit_one(session, body, lambda: why_page(body), name="\n".join(reason["code"] for reason in body["reasons"]))
+
+
+@click.command(cls=Command)
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most.")
+@click.pass_obj
+def queue(session: Session, limit: int) -> None:
+    """Show the queue in its order.
+
+    A rank `over` is over-quota: below all levels.
+    """
+    body = session.client.queue(limit)
+    emit_list(session, body["items"], _QUEUE_COLUMNS)
+    if len(body["items"]) < body["total"]:
+        say(f"the first {len(body['items'])} of {body['total']}")
+    if body["scanned_at"] and session.output in ("table", "wide"):
+        say(f"scanned {words.ago(body['scanned_at'])}")

@@ -1,0 +1,225 @@
+"""What every command shares: its options (-o, --context, --patience), the client, and talking to the user.
+
+Data goes to stdout; everything else goes to stderr.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from mizzen.cli.exits import Exit, exit_of
+from mizzen.client.errors import ApiError, ClientError
+
+if TYPE_CHECKING:
+    from mizzen.client.client import Client
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+_NOTICE_EVERY_S = 10.0
+_COMPLETION_S = 1.0
+_COMPLETED = 200
+
+
+@dataclass
+class Session:
+    """One run of the command."""
+
+    output: str = "table"
+    context: str | None = None
+    patience_s: float = 30.0
+    _client: "Client | None" = None
+    _noticed_at_s: float = field(default=float("-inf"))
+
+    @property
+    def client(self) -> "Client":
+        """The client for the chosen context."""
+        if self._client is None:
+            self._client = client_class().from_environment(
+                self.context, patience_s=self.patience_s, on_retry=self._notice
+            )
+            click.get_current_context().call_on_close(self._client.close)
+        return self._client
+
+    def resolve(self, reference: str) -> str:
+        """The workload id that `reference` means."""
+        from mizzen.client.references import resolve
+
+        return resolve(self.client, reference)
+
+    def _notice(self, error: str, left_s: float) -> None:
+        if time.monotonic() >= self._noticed_at_s + _NOTICE_EVERY_S:
+            self._noticed_at_s = time.monotonic()
+            say(f"{error}; trying for {left_s:.0f} s more")
+
+    def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
+        """`act` on the id of each reference. One that fails is reported and does not stop the others.
+
+        Returns what `act` returned, and the exit code of the first failure or 0.
+        """
+        done, code = [], 0
+        for reference in references:
+            try:
+                done.append(act(self.resolve(reference)))
+            except ClientError as error:
+                complain(error, f"{reference}: ")
+                code = code or exit_of(error)
+        return done, code
+
+
+def client_class() -> "type[Client]":
+    """The client's class, imported now."""
+    # httpx imports its own command line, and with it rich and pygments, wherever those are installed: this takes twice
+    # as long as all the rest of it, and a command that runs for a tenth of a second has no use for it.
+    blocked = "httpx" not in sys.modules
+    if blocked:
+        sys.modules["httpx._main"] = None  # type: ignore[assignment]
+    try:
+        from mizzen.client.client import Client
+    finally:
+        if blocked:
+            del sys.modules["httpx._main"]
+    return Client
+
+
+def finish(code: int) -> NoReturn:
+    """End the command with this exit code."""
+    raise click.exceptions.Exit(code)
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not data."""
+    click.echo(f"mizzen: {text}", err=True)
+
+
+def complain(error: ClientError, prefix: str = "") -> None:
+    """Print an error, and the problems of a document one a line."""
+    if isinstance(error, ApiError) and error.errors:
+        for problem in error.errors:
+            click.echo(f"{prefix}{problem}", err=True)
+    else:
+        say(f"{prefix}{error}")
+
+
+def interrupted(hint: str) -> NoReturn:
+    """After Ctrl-C while waiting or following: only that has ended, and `hint` says how to take it up again."""
+    click.echo(err=True)
+    say(hint)
+    finish(Exit.INTERRUPTED)
+
+
+class Command(click.Command):
+    """A command with the shared options. `default_output` is what it prints without -o."""
+
+    def __init__(self, *args: Any, default_output: str = "table", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [
+            click.Option(
+                ["-o", "--output"],
+                type=click.Choice(FORMATS),
+                default=default_output,
+                show_default=True,
+                help="How to print the data.",
+                expose_value=False,
+                callback=_keep("output"),
+            ),
+            click.Option(
+                ["--context"],
+                metavar="NAME",
+                help="The saved context to use.",
+                expose_value=False,
+                callback=_keep("context"),
+                shell_complete=complete_context,
+            ),
+            click.Option(
+                ["--patience"],
+                type=click.FloatRange(min=0),
+                default=30.0,
+                metavar="SECONDS",
+                show_default=True,
+                help="How long to keep trying an API that does not answer.",
+                expose_value=False,
+                callback=_keep("patience_s"),
+            ),
+        ]
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(context: click.Context, _: click.Parameter, value: Any) -> None:
+        setattr(context.ensure_object(Session), name, value)
+
+    return keep
+
+
+class Commands(click.Group):
+    """A group of such commands; without the name of one it is `list`, if there is that."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        is_bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if is_bare and "list" in self.commands and not ctx.resilient_parsing:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are written."""
+        return list(self.commands)
+
+
+def labels(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Option callback: `key=value`s as a mapping."""
+    out = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{value!r} is not of the form key=value", context, parameter)
+        out[key] = text
+    return out
+
+
+def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of saved contexts."""
+    from mizzen.client.contexts import load_contexts
+
+    try:
+        return [name for name in sorted(load_contexts().named) if name.startswith(incomplete)]
+    except ClientError:
+        return []
+
+
+def complete_workload(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids and names of workloads, if the API answers at once."""
+    session = context.find_object(Session) or Session()
+    try:
+        with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
+            found = list(client.workloads(limit=_COMPLETED))
+    except Exception:  # Nothing may disturb the user's prompt.
+        return []
+    ids = [CompletionItem(w["id"], help=f"{w['name']} {w['phase']}") for w in found]
+    names = [CompletionItem(name) for name in sorted({w["name"] for w in found})]
+    return [item for item in [*ids, *names] if item.value.startswith(incomplete)]
+
+
+WORKLOAD = click.argument("workload", shell_complete=complete_workload)
+WORKLOADS = click.argument("workloads", nargs=-1, required=True, shell_complete=complete_workload)
+
+
+def stdin_text(what: str, prompt: str) -> str:
+    """One line from the user: hidden at a terminal, else the whole of stdin without its last line end."""
+    if sys.stdin.isatty():
+        return str(click.prompt(prompt, hide_input=True, err=True))
+    text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise click.UsageError(f"{what}: stdin is empty")
+    return text
+
+
+def no_colour() -> bool:
+    """Whether stdout must stay plain (NO_COLOR, or no terminal)."""
+    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()

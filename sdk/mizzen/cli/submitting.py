@@ -1,0 +1,196 @@
+"""Commands that submit workloads and wait for them."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.exits import Exit, exit_of
+from mizzen.cli.following import print_logs
+from mizzen.cli.output import dump, emit_list
+from mizzen.cli.reading import WORKLOAD_COLUMNS
+from mizzen.cli.session import WORKLOADS, Command, Session, complain, finish, interrupted, labels, say
+from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
+from mizzen.client.views import Workload
+
+if TYPE_CHECKING:
+    from mizzen.client.documents import Document
+
+
+@click.command(cls=Command, default_output="name")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("--dry-run", is_flag=True, help="Only say where it would start, evicting whom, or why not.")
+@click.option("--tenant", help="The tenant, instead of the document's.")
+@click.option("--name", help="The name, instead of the document's.")
+@click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Add a label.")
+@click.option("-f", "--follow", is_flag=True, help="Print the logs until it has ended.")
+@click.option("--wait", "wait_", is_flag=True, help="Wait until all have ended.")
+@click.option("--idempotency-key", metavar="KEY", help="Submitted again with the same key, it is the same workload.")
+@click.pass_obj
+def submit(
+    session: Session,
+    files: tuple[str, ...],
+    dry_run: bool,
+    tenant: str | None,
+    name: str | None,
+    labels_: dict[str, str],
+    follow: bool,
+    wait_: bool,
+    idempotency_key: str | None,
+) -> None:
+    """Submit workload documents.
+
+    FILES are YAML or JSON, `-` is stdin; the ids are printed. A `workdir` in a document is a folder relative to it,
+    which is packed and uploaded, without what its .mizzenignore lists. With several documents nothing is submitted
+    unless all are valid.
+    """
+    documents = _read(files)
+    if len(documents) > 1 and (name or follow):
+        raise click.UsageError("--name and --follow are for one document at a time")
+    overrides = {key: value for key, value in (("tenant", tenant), ("name", name)) if value is not None}
+    bodies = [_overridden(document.body, overrides, labels_) for document in documents]
+    if dry_run:
+        _emit_plans(session, documents, bodies)
+    if len(documents) > 1:
+        _check(session, documents, bodies)
+    workloads: list[Workload] = []
+    for number, (document, body) in enumerate(zip(documents, bodies, strict=True)):
+        key = f"{idempotency_key}-{number}" if idempotency_key and number else idempotency_key
+        try:
+            workloads.append(session.client.submit(body, document.workdir, idempotency_key=key))
+        except ClientError as error:
+            _complain(document, error)
+            if workloads:
+                emit_list(session, workloads, WORKLOAD_COLUMNS)
+            finish(exit_of(error))
+    if follow:
+        _follow(session, workloads[0])
+    elif wait_:
+        for workload in workloads:
+            say(f"submitted {workload['name']} as {workload['id']}")
+        _wait(session, [workload["id"] for workload in workloads])
+    else:
+        emit_list(session, workloads, WORKLOAD_COLUMNS)
+        if len(workloads) == 1 and sys.stderr.isatty():
+            id_ = workloads[0]["id"]
+            say(f"`mizzen logs -f {id_}` follows it, `mizzen why {id_}` says why it waits")
+
+
+@click.command(cls=Command)
+@WORKLOADS
+@click.pass_obj
+def wait(session: Session, workloads: tuple[str, ...]) -> None:
+    """Wait until workloads have ended. Exit code 0 if all of them succeeded, 1 if not."""
+    _wait(session, [session.resolve(workload) for workload in workloads])
+
+
+def _read(files: tuple[str, ...]) -> "list[Document]":
+    from mizzen.client.documents import parse_documents, read_documents
+
+    documents = []
+    problems = []
+    for file in files:
+        try:
+            if file == "-":
+                documents += parse_documents(sys.stdin.read(), "stdin", Path())
+            else:
+                documents += read_documents(Path(file))
+        except ClientError as error:
+            problems.append(str(error))
+        except UnicodeDecodeError as error:
+            problems.append(f"stdin: {error}")
+    if problems:
+        for problem in problems:
+            click.echo(problem, err=True)
+        finish(Exit.USAGE)
+    return documents
+
+
+def _overridden(body: Mapping[str, Any], overrides: Mapping[str, str], labels_: Mapping[str, str]) -> dict[str, Any]:
+    out = {**body, **overrides}
+    if labels_:
+        # Labels of another type are for the API to refuse.
+        given = body.get("labels") or {}
+        out["labels"] = {**given, **labels_} if isinstance(given, dict) else given
+    return out
+
+
+def _complain(document: "Document", error: ClientError) -> None:
+    of_document = isinstance(error, ApiError) and error.errors
+    complain(error, f"{document.source}: " if of_document else "")
+
+
+def _check(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> None:
+    """Ends the command if a document is not valid, after telling what is wrong with all of them."""
+    code = 0
+    for document, body in zip(documents, bodies, strict=True):
+        try:
+            session.client.dry_run(body, document.workdir, patience_s=0)
+        except (Unavailable, Unreachable):
+            pass  # It is valid as far as can be told now.
+        except ClientError as error:
+            _complain(document, error)
+            code = code or exit_of(error)
+    if code:
+        finish(code)
+
+
+def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> NoReturn:
+    plans, code = [], 0
+    for document, body in zip(documents, bodies, strict=True):
+        try:
+            plans.append({"document": document.source, **session.client.dry_run(body, document.workdir)})
+        except ClientError as error:
+            _complain(document, error)
+            code = code or exit_of(error)
+    if session.output in ("json", "yaml"):
+        click.echo(dump(plans, session.output))
+    else:
+        for plan in plans:
+            click.echo(plan["region"] or "-" if session.output == "name" else plan_page(plan))
+    finish(code)
+
+
+def plan_page(plan: Mapping[str, Any]) -> str:
+    """Where a document would start now, evicting whom, or why not."""
+    standing = "over its tenant's quota" if plan["over_quota"] else f"level {plan['rank']}"
+    if not plan["region"]:
+        lines = [f"{plan['document']}: would wait ({standing})"]
+    else:
+        where = f"{plan['region']} on {', '.join(plan['machines'])}" if plan["machines"] else plan["region"]
+        whom = f", evicting {', '.join(plan['victims'])}" if plan["victims"] else ""
+        lines = [f"{plan['document']}: would start in {where}{whom} ({standing})"]
+    return "\n".join([*lines, *(f"  {words.reason(reason)}" for reason in plan["reasons"])])
+
+
+def _follow(session: Session, workload: Workload) -> NoReturn:
+    id_ = workload["id"]
+    say(f"submitted {workload['name']} as {id_}")
+    try:
+        print_logs(session, id_, follow=True)
+        [done] = session.client.wait([id_])
+    except KeyboardInterrupt:
+        interrupted(f"{id_} goes on; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
+    say(_ending(done))
+    finish(_code([done]))
+
+
+def _wait(session: Session, ids: list[str]) -> NoReturn:
+    try:
+        done = session.client.wait(ids, on_change=lambda workload: say(_ending(workload)))
+    except KeyboardInterrupt:
+        interrupted(f"the workloads go on; wait again with `mizzen wait {' '.join(ids)}`")
+    emit_list(session, done, WORKLOAD_COLUMNS)
+    finish(_code(done))
+
+
+def _ending(workload: Workload) -> str:
+    reason = words.reason(workload["reason"])
+    return f"{workload['id']} {workload['name']} is {workload['phase']}{f' ({reason})' if reason else ''}"
+
+
+def _code(done: "list[Any]") -> int:
+    return Exit.OK if all(workload["phase"] == "succeeded" for workload in done) else Exit.WORKLOAD_FAILED

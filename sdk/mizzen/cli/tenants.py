@@ -1,0 +1,189 @@
+"""Commands about tenants, their secrets, API keys, and who changed what."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.session import Command, Commands, Session, say, stdin_text
+from mizzen.client.errors import NotFound
+
+
+def _gpus(tenant: Mapping[str, Any]) -> str:
+    used, quota = tenant["used"]["gpus"], tenant["quota"]["gpus"]
+    return ", ".join(f"{kind} {used.get(kind, 0)}/{quota.get(kind, 0)}" for kind in sorted({*used, *quota}))
+
+
+def _cpus(tenant: Mapping[str, Any]) -> str:
+    limit = tenant["quota"]["cpus"]
+    return f"{tenant['used']['cpus'] or 0:g}/{'no limit' if limit is None else f'{limit:g}'}"
+
+
+_COLUMNS = (
+    Column("NAME", lambda t: t["name"]),
+    Column("LEVEL", lambda t: t["level"], right=True),
+    Column("GPUS USED/QUOTA", _gpus, flexible=True),
+    Column("CPUS USED/QUOTA", _cpus, drop=1),
+)
+_KEY_COLUMNS = (
+    Column("ID", lambda k: k["id"]),
+    Column("ROLE", lambda k: k["role"]),
+    Column("TENANT", lambda k: k["tenant"]),
+    Column("LABEL", lambda k: k.get("label"), drop=2, flexible=True),
+    Column("CREATED", lambda k: words.ago(k.get("created_at")), drop=3),
+    Column("REVOKED", lambda k: words.ago(k.get("revoked_at")), drop=1),
+)
+_AUDIT_COLUMNS = (
+    Column("AT", lambda a: words.clock(a["at"])),
+    Column("ACTOR", lambda a: a["actor"]),
+    Column("TENANT", lambda a: a["tenant"], drop=1),
+    Column("ACTION", lambda a: a["action"]),
+    Column("TARGET", lambda a: a["target"], flexible=True),
+    Column("DETAIL", lambda a: words.pairs(a["detail"]), wide=True),
+)
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str(item["name"])
+
+
+@click.group(cls=Commands)
+def tenants() -> None:
+    """List tenants; set their quotas and secrets."""
+
+
+@tenants.command("list")
+@click.pass_obj
+def list_tenants(session: Session) -> None:
+    """List tenants with what they use of their quotas."""
+    emit_list(session, session.client.tenants(), _COLUMNS, name=_name)
+
+
+def _quota(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    out = {}
+    for value in values:
+        kind, equals, number = value.partition("=")
+        if not kind or not equals or not number.isdigit():
+            raise click.BadParameter(f"{value!r} is not of the form type=slots, such as a100=16", context, parameter)
+        out[kind] = int(number)
+    return out
+
+
+def _cpu_quota(context: click.Context, parameter: click.Parameter, value: str | None) -> float | str | None:
+    if value is None or value == "none":
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise click.BadParameter(f"{value!r} is neither a number of cores nor `none`", context, parameter)
+    return number
+
+
+@tenants.command("set")
+@click.argument("name")
+@click.option("--level", type=click.IntRange(1, 7), help="Priority level; 1 is the highest.")
+@click.option("--gpus", multiple=True, callback=_quota, metavar="TYPE=SLOTS", help="Quota of a GPU type (repeat).")
+@click.option("--cpus", callback=_cpu_quota, metavar="CORES|none", help="Quota of CPUs; `none` for no limit.")
+@click.pass_obj
+def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, int], cpus: float | str | None) -> None:
+    """Make a tenant, or change the given parts of one."""
+    try:
+        known = session.client.tenant(name)
+    except NotFound:
+        if level is None:
+            raise click.UsageError(f"{name} is a new tenant: it needs --level") from None
+        limit = None if cpus is None or isinstance(cpus, str) else cpus
+        tenant = session.client.set_tenant(name, level, gpus, limit)
+    else:
+        limit = known["quota"]["cpus"] if cpus is None else None if isinstance(cpus, str) else cpus
+        quota = {**known["quota"]["gpus"], **gpus}
+        tenant = session.client.set_tenant(name, known["level"] if level is None else level, quota, limit)
+    emit_list(session, [tenant], _COLUMNS, name=_name)
+
+
+@tenants.command("rm")
+@click.argument("name")
+@click.pass_obj
+def remove_tenant(session: Session, name: str) -> None:
+    """Remove a tenant."""
+    session.client.remove_tenant(name)
+    emit_one(session, {"removed": name}, lambda: name, name=name)
+
+
+@tenants.group(cls=Commands)
+def secrets() -> None:
+    """List, set and remove a tenant's secrets; their values are never shown."""
+
+
+@secrets.command("list")
+@click.argument("tenant")
+@click.pass_obj
+def list_secrets(session: Session, tenant: str) -> None:
+    """List the names of a tenant's secrets."""
+    items = [{"name": name} for name in session.client.secrets(tenant)]
+    emit_list(session, items, (Column("NAME", _name),), name=_name)
+
+
+@secrets.command("set")
+@click.argument("tenant")
+@click.argument("name")
+@click.pass_obj
+def set_secret(session: Session, tenant: str, name: str) -> None:
+    """Set a secret to what stdin holds (without its last line end), or what is typed."""
+    session.client.set_secret(tenant, name, stdin_text("the secret", f"{tenant}/{name}"))
+    emit_one(session, {"tenant": tenant, "set": name}, lambda: name, name=name)
+
+
+@secrets.command("rm")
+@click.argument("tenant")
+@click.argument("name")
+@click.pass_obj
+def remove_secret(session: Session, tenant: str, name: str) -> None:
+    """Remove a secret."""
+    session.client.remove_secret(tenant, name)
+    emit_one(session, {"tenant": tenant, "removed": name}, lambda: name, name=name)
+
+
+@click.group(cls=Commands)
+def keys() -> None:
+    """List, create and revoke API keys (operators)."""
+
+
+@keys.command("list")
+@click.pass_obj
+def list_keys(session: Session) -> None:
+    """List API keys, without the keys themselves."""
+    emit_list(session, session.client.keys(), _KEY_COLUMNS)
+
+
+@keys.command("create")
+@click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator"]))
+@click.option("--tenant", help="The only tenant that it may see and touch.")
+@click.option("--label", default="", help="What it is for.")
+@click.pass_obj
+def create_key(session: Session, role: str, tenant: str | None, label: str) -> None:
+    """Create an API key and print it. It is shown this once."""
+    key = session.client.create_key(role, tenant, label)
+    say(f"key {key['id']}: keep it, it is not shown again")
+    emit_one(session, key, lambda: key["key"], name=key["key"])
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@click.pass_obj
+def revoke_key(session: Session, key_id: str) -> None:
+    """Make an API key useless from now on."""
+    session.client.revoke_key(key_id)
+    emit_one(session, {"revoked": key_id}, lambda: key_id, name=key_id)
+
+
+@click.command(cls=Command)
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most.")
+@click.pass_obj
+def audit(session: Session, limit: int) -> None:
+    """Show who changed what."""
+    emit_list(session, list(session.client.audit(limit)), _AUDIT_COLUMNS, name=lambda entry: str(entry["id"]))

@@ -1,0 +1,82 @@
+"""Times, sizes and other values as people read them."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+_UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def instant(text: str) -> datetime:
+    """The time that an ISO text with a zone says; without one it is UTC."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def duration(seconds: float) -> str:
+    """At most two units: `3m`, `1h 20m`, `2d 4h`; below an hour one."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size}{unit}")
+            left %= size
+        elif parts:
+            break
+    return " ".join(parts[:2] if parts[0][-1] in "ydh" else parts[:1])
+
+
+def between(start: str | None, end: str | None) -> str | None:
+    """How long from `start` to `end`, or until now; None before the start."""
+    if start is None:
+        return None
+    until = datetime.now(UTC) if end is None else instant(end)
+    return duration((until - instant(start)).total_seconds())
+
+
+def ago(text: str | None) -> str | None:
+    """`3m ago`."""
+    return None if text is None else f"{between(text, None)} ago"
+
+
+def clock(text: str) -> str:
+    """Local date and time to the second."""
+    return instant(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(bytes_: float | None) -> str | None:
+    """`512 B`, `1.5 MiB`."""
+    if bytes_ is None:
+        return None
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if bytes_ < 1024 or unit == "TiB":
+            return f"{bytes_:.0f} {unit}" if unit == "B" or bytes_ >= 100 else f"{bytes_:.1f} {unit}"
+        bytes_ /= 1024
+    return None
+
+
+def pairs(mapping: Mapping[str, Any] | None) -> str:
+    """`a=1,b=2`."""
+    return ",".join(f"{key}={value}" for key, value in sorted((mapping or {}).items()))
+
+
+def reason(body: Mapping[str, Any] | None) -> str | None:
+    """`code: sentence`."""
+    return None if body is None else f"{body['code']}: {body.get('sentence') or body.get('detail')}"
+
+
+def resources(body: Mapping[str, Any]) -> str:
+    """One task's resources: `a100|h100:8, 4 cpus, 2.0 GiB`."""
+    parts = []
+    if body.get("gpus"):
+        parts.append(f"{'|'.join(body.get('gpu_types') or ['gpu'])}:{body['gpus']}")
+    if body.get("cpus") is not None:
+        parts.append(plural(body["cpus"], "cpu"))
+    if body.get("memory_bytes") is not None:
+        parts.append(str(size(body["memory_bytes"])))
+    return ", ".join(parts)
+
+
+def plural(number: float, noun: str) -> str:
+    """`1 task`, `2 tasks`, `0.5 cpus`."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

@@ -1,0 +1,83 @@
+"""The API client (`mizzen[client]`): submit workloads, watch them, and operate the fleet from Python.
+
+    from mizzen.client import Client
+
+    with Client.from_environment() as mizzen:  # MIZZEN_API and MIZZEN_API_KEY, or what `mizzen login` saved
+        workload = mizzen.submit({"version": 1, "name": "digits", ...}, workdir="train/")
+        [done] = mizzen.wait([workload["id"]])
+        print(done["phase"])
+
+Names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mizzen.client.archives import Archive, pack
+    from mizzen.client.client import Client
+    from mizzen.client.contexts import Context, active_context
+    from mizzen.client.documents import Document, read_documents
+    from mizzen.client.errors import (
+        AmbiguousReference,
+        ApiError,
+        ArchiveError,
+        ClientError,
+        Conflict,
+        DocumentError,
+        FieldError,
+        Invalid,
+        NotAllowed,
+        NotConfigured,
+        NotFound,
+        Unavailable,
+        UnknownReference,
+        Unreachable,
+    )
+    from mizzen.client.references import resolve
+
+__all__ = [
+    "AmbiguousReference",
+    "ApiError",
+    "Archive",
+    "ArchiveError",
+    "Client",
+    "ClientError",
+    "Conflict",
+    "Context",
+    "Document",
+    "DocumentError",
+    "FieldError",
+    "Invalid",
+    "NotAllowed",
+    "NotConfigured",
+    "NotFound",
+    "Unavailable",
+    "UnknownReference",
+    "Unreachable",
+    "active_context",
+    "pack",
+    "read_documents",
+    "resolve",
+]
+
+_HOMES = {
+    "Archive": "archives",
+    "Client": "client",
+    "Context": "contexts",
+    "Document": "documents",
+    "active_context": "contexts",
+    "pack": "archives",
+    "read_documents": "documents",
+    "resolve": "references",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'mizzen.client' has no attribute {name!r}")
+    return getattr(import_module(f"mizzen.client.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,393 @@
+"""The client: one method for each thing that the REST API does."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+from urllib.parse import quote
+
+from mizzen.client import following, views
+from mizzen.client.contexts import active_context
+from mizzen.client.errors import Invalid
+from mizzen.client.transport import Params, Pauses, Transport
+
+if TYPE_CHECKING:
+    from mizzen.client.archives import Archive
+
+PAGE = 500
+_POLL_FIRST_S = 0.25
+_POLL_LONGEST_S = 3.0
+_POLLS_PER_S = 20.0
+
+
+class Client:
+    """Talks to one API. Methods raise `mizzen.client.errors.ClientError`s and return the API's JSON (`views`).
+
+    `patience_s` is how long a call is tried again while the API is unreachable or busy; waiting and following, which
+    may go on for days, are patient for `follow_patience_s` after each sign of life. `on_retry` gets the error and the
+    seconds left. A connection that is silent for `answer_s` counts as lost. Use it as a context manager, or `close` it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        patience_s: float = 30.0,
+        follow_patience_s: float = 600.0,
+        answer_s: float = 60.0,
+        on_retry: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self._transport = Transport(url, api_key, patience_s, answer_s, on_retry)
+        self._follow_patience_s = follow_patience_s
+
+    @classmethod
+    def from_environment(cls, context: str | None = None, **options: Any) -> Self:
+        """A client for `context`, or what the environment and the saved contexts say (`contexts.active_context`)."""
+        chosen = active_context(context)
+        return cls(chosen.api, chosen.key, **options)
+
+    @property
+    def url(self) -> str:
+        """The API's address."""
+        return self._transport.url
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------------- workloads
+
+    def submit(
+        self,
+        document: Mapping[str, Any],
+        workdir: Path | str | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> views.WorkloadDetail:
+        """Submit a workload document, with the files of the folder `workdir` if given.
+
+        However often it is tried, one call makes one workload: an Idempotency-Key is always sent, a new one by default.
+        """
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        answer = self._send(document, workdir, headers=headers)
+        return cast(views.WorkloadDetail, answer)
+
+    def dry_run(
+        self, document: Mapping[str, Any], workdir: Path | str | None = None, *, patience_s: float | None = None
+    ) -> views.DryRun:
+        """What would happen to the document if it were submitted now. Nothing is changed but a `workdir` uploaded."""
+        answer = self._send(document, workdir, params={"dry_run": "true"}, patience_s=patience_s)
+        return cast(views.DryRun, answer)
+
+    def _send(self, document: Mapping[str, Any], workdir: Path | str | None, **options: Any) -> Any:
+        if workdir is None:
+            return self._call("POST", "workloads", body=document, idempotent=True, **options)
+        from mizzen.client.archives import pack  # imports what most calls do not need
+
+        archive = pack(Path(workdir))
+        body = {**document, "workdir": {"archive": archive.sha256}}
+        try:
+            return self._call("POST", "workloads", body=body, idempotent=True, **options)
+        except Invalid as error:
+            # Only what is valid otherwise, and is not there yet, is worth an upload.
+            if {problem.path for problem in error.errors} != {"workdir"}:
+                raise
+        tenant = document.get("tenant")
+        self.upload(archive, tenant if isinstance(tenant, str) else None)
+        return self._call("POST", "workloads", body=body, idempotent=True, **options)
+
+    def upload(self, archive: "Archive", tenant: str | None = None) -> None:
+        """Bring a packed working directory to the API; `tenant` is whose it is, where the key has none."""
+        headers = {"content-type": "application/gzip"}
+        self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)
+
+    def workloads(
+        self,
+        *,
+        tenant: str | None = None,
+        phases: Iterable[str] = (),
+        labels: Mapping[str, str] | None = None,
+        name: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[views.Workload]:
+        """Workloads that fit all filters, at most `limit`; pages are fetched as they are needed."""
+        params = {
+            "tenant": tenant,
+            "phase": list(phases),
+            "label": [f"{key}={value}" for key, value in (labels or {}).items()],
+            "name": name,
+        }
+        return self._pages("workloads", params, limit)
+
+    def workload(self, workload_id: str) -> views.WorkloadDetail:
+        """One workload, with its specification and placement."""
+        return cast(views.WorkloadDetail, self._call("GET", "workloads", workload_id))
+
+    def why(self, workload_id: str) -> views.Why:
+        """Why it is where it is, or why it waits."""
+        return cast(views.Why, self._call("GET", "workloads", workload_id, "why"))
+
+    def attempts(self, workload_id: str) -> list[views.Attempt]:
+        """Its placements so far, oldest first."""
+        return self._items("workloads", workload_id, "attempts")
+
+    def allocations(self, workload_id: str) -> list[views.Allocation]:
+        """What it holds and held on which machines, oldest first."""
+        return self._items("workloads", workload_id, "allocations")
+
+    def cancel(self, workload_id: str) -> views.Workload:
+        """Ask it to end, in whatever phase it is. One that has ended otherwise is a `Conflict`."""
+        return self._act(workload_id, "cancel")
+
+    def cancel_labelled(self, labels: Mapping[str, str], tenant: str | None = None) -> list[str]:
+        """Cancel all live workloads with these labels; returns their ids."""
+        body = {"labels": dict(labels)} | ({"tenant": tenant} if tenant else {})
+        answer = self._call("POST", "workloads", "cancel", body=body, idempotent=True)
+        return cast(list[str], answer["cancelled"])
+
+    def hold(self, workload_id: str) -> views.Workload:
+        """Keep it in the queue until it is released."""
+        return self._act(workload_id, "hold")
+
+    def release(self, workload_id: str) -> views.Workload:
+        """Let a held one go on."""
+        return self._act(workload_id, "release")
+
+    def preempt(self, workload_id: str) -> views.Workload:
+        """Send it back to the queue after a checkpoint (operators)."""
+        # Sent twice it might hit the next attempt too.
+        return self._act(workload_id, "preempt", idempotent=False)
+
+    def lower(self, workload_id: str, level: int) -> views.Workload:
+        """Lower its priority to `level` (7 is the lowest)."""
+        answer = self._call("PATCH", "workloads", workload_id, body={"level": level}, idempotent=True)
+        return cast(views.Workload, answer)
+
+    def wait(
+        self,
+        workload_ids: Sequence[str],
+        on_change: Callable[[views.Workload], None] | None = None,
+    ) -> list[views.WorkloadDetail]:
+        """Wait until all of them have ended; returns them in the given order. `on_change` gets each new phase."""
+        seen: dict[str, views.WorkloadDetail] = {}
+        began_s = time.monotonic()
+        while True:
+            live = [id_ for id_ in workload_ids if id_ not in seen or seen[id_]["phase"] not in views.TERMINAL_PHASES]
+            if not live:
+                return [seen[id_] for id_ in workload_ids]
+            for id_ in dict.fromkeys(live):
+                now = self._patiently(id_)
+                changed = id_ not in seen or seen[id_]["phase"] != now["phase"]
+                seen[id_] = now
+                if changed and on_change is not None:
+                    on_change(now)
+            if any(seen[id_]["phase"] not in views.TERMINAL_PHASES for id_ in live):
+                # Short waits end promptly; long ones and many workloads do not burden the API.
+                by_age_s = min(_POLL_LONGEST_S, max(_POLL_FIRST_S, (time.monotonic() - began_s) / 10))
+                time.sleep(max(by_age_s, len(live) / _POLLS_PER_S))
+
+    def events(
+        self, workload_id: str | None = None, *, follow: bool = False, after: str | None = None
+    ) -> Iterator[views.Event]:
+        """Events after the one with the id `after` (default: all; `now`: those to come), of one workload or of all that
+        the key may see.
+
+        With `follow` it goes on as they happen, over lost connections too, and ends with the workload's last event.
+        """
+        path = _path("workloads", workload_id, "events") if workload_id else _path("events")
+        ended = None if workload_id is None else lambda: self._patiently(workload_id)["phase"] in views.TERMINAL_PHASES
+        return following.events(self._transport, path, self._pauses(follow), after, follow, ended)
+
+    def logs(
+        self,
+        workload_id: str,
+        *,
+        job: str | None = None,
+        task: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+        on_attempt: Callable[[int], None] | None = None,
+    ) -> Iterator[bytes]:
+        """Lines of the tasks' output without their ends, of the newest attempt or the given one; with several tasks
+        each starts with `job/task| `. `tail`: only the last ones of each task.
+
+        With `follow` it goes on until the workload (or the given attempt) has ended, over lost connections and later
+        attempts, each of which `on_attempt` is told of; no line comes twice.
+        """
+        params = {"job": job, "task": task}
+        logs = following.Logs(self._transport, _path("workloads", workload_id, "logs"), params, self._pauses(follow))
+        if not follow:
+            yield from logs.now(attempt, tail)
+            return
+        number = attempt or self._attempt_after(workload_id, 0)
+        while number is not None:
+            yield from logs.follow(number, tail, partial(self._is_released, workload_id, number))
+            number = None if attempt is not None else self._attempt_after(workload_id, number)
+            tail = None
+            if number is not None and on_attempt is not None:
+                on_attempt(number)
+
+    def _attempt_after(self, workload_id: str, number: int) -> int | None:
+        """The attempt after `number`, or (after 0) the newest, once there is one; None: there will not be one."""
+        pause_s = _POLL_FIRST_S
+        while True:
+            now = self._patiently(workload_id)
+            if now["attempt"] > number:
+                return now["attempt"] if number == 0 else number + 1
+            if now["phase"] in views.TERMINAL_PHASES:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(_POLL_LONGEST_S, pause_s * 1.5)
+
+    def _is_released(self, workload_id: str, attempt: int) -> bool:
+        answer = self._transport.request(
+            "GET", _path("workloads", workload_id, "attempts"), patience_s=self._follow_patience_s
+        )
+        return all(a["released_at"] is not None for a in answer["items"] if a["attempt"] == attempt)
+
+    def _patiently(self, workload_id: str) -> views.WorkloadDetail:
+        answer = self._transport.request("GET", _path("workloads", workload_id), patience_s=self._follow_patience_s)
+        return cast(views.WorkloadDetail, answer)
+
+    def _pauses(self, follow: bool) -> Pauses:
+        return self._transport.pauses(self._follow_patience_s if follow else None)
+
+    # --------------------------------------------------------------------------------------- queue, tenants and keys
+
+    def queue(self, limit: int = 1000) -> views.Queue:
+        """The queue as the last scan left it, at most `limit` (10000) entries."""
+        return cast(views.Queue, self._call("GET", "queue", params={"limit": limit}))
+
+    def whoami(self) -> views.Identity:
+        """Whose key this is."""
+        return cast(views.Identity, self._call("GET", "whoami"))
+
+    def tenants(self) -> list[views.Tenant]:
+        """All tenants, or the key's own."""
+        return self._items("tenants")
+
+    def tenant(self, name: str) -> views.Tenant:
+        """One tenant."""
+        return cast(views.Tenant, self._call("GET", "tenants", name))
+
+    def set_tenant(self, name: str, level: int, gpus: Mapping[str, int], cpus: float | None) -> views.Tenant:
+        """Make or replace a tenant: level 1..7, GPU slots by type, CPUs in cores (None: no limit)."""
+        body = {"level": level, "quota": {"gpus": dict(gpus), "cpus": cpus}}
+        return cast(views.Tenant, self._call("PUT", "tenants", name, body=body))
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant."""
+        self._call("DELETE", "tenants", name)
+
+    def secrets(self, tenant: str) -> list[str]:
+        """Names of the tenant's secrets; their values never leave the API."""
+        items: list[Any] = self._items("tenants", tenant, "secrets")
+        return [item["name"] if isinstance(item, dict) else item for item in items]
+
+    def set_secret(self, tenant: str, name: str, value: str) -> None:
+        """Make or replace a secret."""
+        self._call("PUT", "tenants", tenant, "secrets", name, body={"value": value})
+
+    def remove_secret(self, tenant: str, name: str) -> None:
+        """Remove a secret."""
+        self._call("DELETE", "tenants", tenant, "secrets", name)
+
+    def keys(self) -> list[views.Key]:
+        """The API keys, without the keys themselves."""
+        return self._items("keys")
+
+    def create_key(self, role: str, tenant: str | None = None, label: str = "") -> views.NewKey:
+        """A new API key; `key` in the answer is shown this once."""
+        return cast(views.NewKey, self._call("POST", "keys", body={"role": role, "tenant": tenant, "label": label}))
+
+    def revoke_key(self, key_id: str) -> None:
+        """Make an API key useless from now on."""
+        self._call("DELETE", "keys", key_id)
+
+    def audit(self, limit: int | None = None) -> Iterator[views.AuditEntry]:
+        """Who changed what; at most `limit` entries."""
+        return self._pages("audit", {}, limit)
+
+    # ------------------------------------------------------------------------------------------------ fleet and data
+
+    def regions(self) -> list[views.Region]:
+        """The regions."""
+        return self._items("regions")
+
+    def clusters(self, region: str | None = None) -> list[views.Cluster]:
+        """The clusters."""
+        return self._items("clusters", params={"region": region})
+
+    def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
+        """The machines."""
+        return list(self._pages("machines", {"region": region, "cluster": cluster}, None))
+
+    def machine(self, machine_id: str) -> views.MachineDetail:
+        """One machine with the workloads on it, by `region/cluster/machine`."""
+        return cast(views.MachineDetail, self._call("GET", "machines", *machine_id.split("/")))
+
+    def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
+        """`cordon`, `uncordon`, `drain` or `undrain` a machine (operators)."""
+        body = {"reason": reason} if reason else {}
+        answer = self._call("POST", "machines", *machine_id.split("/"), action, body=body, idempotent=True)
+        return cast(views.MachineDetail, answer)
+
+    def tables(self) -> list[views.Table]:
+        """The tables with their replicas."""
+        return self._items("tables")
+
+    def table(self, name: str) -> views.Table:
+        """One table with its replicas."""
+        return cast(views.Table, self._call("GET", "tables", name))
+
+    def add_table(self, name: str, home_region: str) -> views.Table:
+        """Register the objects under `tables/<name>/` in the region's bucket as a table."""
+        return cast(views.Table, self._call("POST", "tables", body={"name": name, "home_region": home_region}))
+
+    def replicate_table(self, name: str, region: str) -> views.Replica:
+        """Start a copy of a table to a region (operators)."""
+        answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
+        return cast(views.Replica, answer)
+
+    def remove_table(self, name: str) -> None:
+        """Forget a table."""
+        self._call("DELETE", "tables", name)
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _call(self, method: str, *parts: str, **options: Any) -> Any:
+        return self._transport.request(method, _path(*parts), **options)
+
+    def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:
+        return cast(views.Workload, self._call("POST", "workloads", workload_id, action, idempotent=idempotent))
+
+    def _items(self, *parts: str, params: Params | None = None) -> list[Any]:
+        return cast(list[Any], self._call("GET", *parts, params=params)["items"])
+
+    def _pages(self, path: str, params: dict[str, Any], limit: int | None) -> Iterator[Any]:
+        left = limit
+        cursor = None
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            page = self._call("GET", path, params={**params, "limit": size, "cursor": cursor})
+            items = page["items"] if left is None else page["items"][:left]
+            yield from items
+            left = None if left is None else left - len(items)
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)

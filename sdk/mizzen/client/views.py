@@ -1,0 +1,345 @@
+"""What the API returns, as typed dictionaries: the JSON as it came, so that nothing of a newer server is lost.
+
+Times are ISO 8601 texts with a zone; sizes are bytes; an absent value is None.
+"""
+
+from typing import Any, Literal, TypedDict, get_args
+
+Phase = Literal[
+    "pending",
+    "placing",
+    "migrating",
+    "provisioning",
+    "running",
+    "checkpointing",
+    "preempted",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+Role = Literal["viewer", "submitter", "operator"]
+
+TERMINAL_PHASES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
+"""A workload in one of these never changes again."""
+
+
+class Reason(TypedDict):
+    """Why something waits, stopped or ended: a code of a closed list, its numbers, and a sentence made of them."""
+
+    code: str
+    detail: dict[str, Any]
+    sentence: str
+
+
+class Progress(TypedDict):
+    """What the workload's tasks last reported."""
+
+    step: int | None
+    checkpoint_step: int | None
+    checkpoint_at: str | None
+    checkpoint_bytes: int | None
+
+
+class TaskResources(TypedDict):
+    """Resources of one task; `gpu_types` are in order of preference."""
+
+    gpus: int
+    gpu_types: list[str]
+    cpus: float
+    memory_bytes: int
+
+
+class Job(TypedDict):
+    """One job of a workload: `tasks` identical tasks."""
+
+    name: str
+    role: str
+    tasks: int
+    resources: TaskResources
+
+
+class Placement(TypedDict):
+    """One task on one machine."""
+
+    machine: str
+    job: str
+    task: int
+    slots: list[int]
+
+
+class Workload(TypedDict):
+    """A workload. `spec` and `placement` are there only where one was asked for by id."""
+
+    id: str
+    name: str
+    tenant: str
+    labels: dict[str, str]
+    phase: Phase
+    reason: Reason | None
+    attempt: int
+    level: int
+    held_by: str | None
+    submitted_at: str
+    finished_at: str | None
+    region: str | None
+    checkpoint_region: str | None
+    queued: bool
+    preemptions: int
+    progress: Progress | None
+    jobs: list[Job]
+    tables: list[str]
+
+
+class WorkloadDetail(Workload):
+    """A workload with its specification and where its tasks are."""
+
+    spec: dict[str, Any]
+    placement: list[Placement]
+
+
+class DryRun(TypedDict):
+    """What would happen to a workload if it were submitted now."""
+
+    admitted: bool
+    rank: int
+    over_quota: bool
+    region: str | None
+    machines: list[str]
+    victims: list[str]
+    reasons: list[Reason]
+
+
+class Why(TypedDict):
+    """Why a workload is where it is, or why it waits."""
+
+    workload: str
+    phase: Phase
+    summary: str
+    reasons: list[Reason]
+    rank: int | None
+    level: int
+    over_quota: bool | None
+    credit: float | None
+    position: int | None
+    of: int | None
+
+
+class Attempt(TypedDict):
+    """One placement of a workload, from award to release."""
+
+    attempt: int
+    region: str
+    awarded_at: str
+    ready_at: str | None
+    started_at: str | None
+    evicting_since: str | None
+    evictor: str | None
+    released_at: str | None
+    outcome: Reason | None
+    resumed_step: int | None
+    last_step: int | None
+    checkpoint_step: int | None
+    checkpoint_at: str | None
+    checkpoint_bytes: int | None
+    checkpoint_s: float | None
+    gpus: dict[str, int]
+    cpus: float
+
+
+class Allocation(TypedDict):
+    """What one attempt holds, held or was promised (`awaited`) on one machine; slots are indices."""
+
+    attempt: int
+    machine: str
+    slots: list[int]
+    awaited: list[int]
+    cpus: float
+    memory_bytes: int
+    tasks: list[dict[str, Any]]
+    awarded_at: str
+    held_at: str | None
+    released_at: str | None
+
+
+class Event(TypedDict):
+    """One entry of the event log. `id` is its position: give it back to go on after it."""
+
+    id: str
+    at: str
+    kind: str
+    tenant: str | None
+    workload: str | None
+    attempt: int | None
+    region: str | None
+    machine: str | None
+    reason: Reason | None
+    detail: dict[str, Any]
+
+
+class QueueEntry(TypedDict):
+    """A waiting workload; `rank`, `over_quota`, `credit` and `position` are None before its first scan."""
+
+    id: str
+    name: str
+    tenant: str
+    position: int | None
+    rank: int | None
+    level: int
+    over_quota: bool | None
+    credit: float | None
+    submitted_at: str
+    reasons: list[Reason]
+
+
+class Queue(TypedDict):
+    """The queue as the last scan left it."""
+
+    scanned_at: str | None
+    total: int
+    items: list[QueueEntry]
+
+
+class Resources(TypedDict):
+    """GPU slots by type, and CPUs in cores (as a quota: None is no limit)."""
+
+    gpus: dict[str, int]
+    cpus: float | None
+
+
+class Tenant(TypedDict):
+    """A tenant with its level (1..7), quota and present use."""
+
+    name: str
+    level: int
+    quota: Resources
+    used: Resources
+
+
+class Key(TypedDict):
+    """An API key, without the key itself."""
+
+    id: str
+    role: Role
+    tenant: str | None
+    label: str
+    created_at: str
+    revoked_at: str | None
+
+
+class NewKey(Key):
+    """A new API key with the key itself, which is shown this once."""
+
+    key: str
+
+
+class Identity(TypedDict):
+    """Whose key this is."""
+
+    id: str
+    role: Role
+    tenant: str | None
+    label: str
+
+
+class Slots(TypedDict):
+    """GPU slots of one type on machines that are not lost; promised ones are held by a workload being evicted."""
+
+    total: int
+    held: int
+    promised: int
+
+
+class MachineCounts(TypedDict):
+    """Number of machines by state; those of `cordoned`, on which nothing new is placed, are among the others."""
+
+    ready: int
+    joining: int
+    lost: int
+    cordoned: int
+
+
+class Region(TypedDict):
+    """A region."""
+
+    name: str
+    bucket_url: str
+    clusters: list[str]
+    machines: MachineCounts
+    gpus: dict[str, Slots]
+
+
+class Cluster(TypedDict):
+    """A dynamic cluster of a region."""
+
+    region: str
+    name: str
+    manager: str
+    machines: MachineCounts
+    gpus: dict[str, Slots]
+
+
+class Machine(TypedDict):
+    """A machine and what of it is held or promised; slots are indices."""
+
+    id: str
+    region: str
+    cluster: str
+    machine: str
+    rack: str
+    gpu_type: str | None
+    gpus: int
+    slots_held: list[int]
+    slots_promised: list[int]
+    cpus: float
+    free_cpus: float
+    memory_bytes: int
+    free_memory_bytes: int
+    state: str
+    cordon: Reason | None
+    draining: bool
+    failed_gangs: int
+    address: str
+    registered_at: str
+    lost_at: str | None
+
+
+class MachineDetail(Machine):
+    """A machine with the workloads on it, as far as the key may see them."""
+
+    workloads: list[str]
+
+
+class Replica(TypedDict):
+    """A table's copy in a region; `state` is copying or ready."""
+
+    region: str
+    state: str
+    source_region: str | None
+    done_bytes: int
+    total_bytes: int
+    requested_by: str | None
+    created_at: str
+    ready_at: str | None
+
+
+class Table(TypedDict):
+    """An input table."""
+
+    name: str
+    size_bytes: int
+    home_region: str
+    created_at: str
+    replicas: list[Replica]
+
+
+class AuditEntry(TypedDict):
+    """One change: who made it, and to what."""
+
+    id: int
+    at: str
+    actor: str
+    tenant: str | None
+    action: str
+    target: str
+    detail: dict[str, Any]

@@ -1,0 +1,67 @@
+"""The real API for the command and the client."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from infra.db.session import open_engine
+from mizzen.client import Client
+from tests.cli.service import Cutter, Service, populate, serving, settings_for
+
+
+@pytest.fixture(autouse=True)
+def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the contexts or the environment of the one who runs it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("MIZZEN_API", "MIZZEN_API_KEY", "MIZZEN_CONTEXT", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def service(postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """An API for all tests; each makes the workloads that it looks at."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name} template {template_database}")
+    url = postgres_url.rsplit("/", 1)[0] + f"/{name}"
+    folder = tmp_path_factory.mktemp("north")
+    engine = open_engine(url)
+    settings = settings_for(url, tmp_path_factory.mktemp("data"))
+    keys = populate(engine, folder)
+    with serving(settings) as port:
+        yield Service(settings, engine, folder, port, keys)
+    engine.dispose()
+
+
+@pytest.fixture
+def as_vision(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """The environment of a user of the tenant vision."""
+    monkeypatch.setenv("MIZZEN_API", service.url)
+    monkeypatch.setenv("MIZZEN_API_KEY", service.keys["vision"])
+    return service
+
+
+@pytest.fixture
+def as_operator(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """The environment of an operator."""
+    monkeypatch.setenv("MIZZEN_API", service.url)
+    monkeypatch.setenv("MIZZEN_API_KEY", service.keys["operator"])
+    return service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    """A client of the tenant vision."""
+    with Client(service.url, service.keys["vision"]) as client:
+        yield client
+
+
+@pytest.fixture
+def cutter(service: Service) -> Iterator[Cutter]:
+    """A way to the API that can be cut."""
+    cutter = Cutter(service.port)
+    yield cutter
+    cutter.close()

@@ -1,0 +1,223 @@
+"""The client over connections that break: nothing is done twice, lost or repeated."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import pytest
+from sqlalchemy import func, select
+
+import mizzen.client
+from domain.phases import Phase
+from infra.db.models import Workload
+from infra.db.session import transaction
+from mizzen.client import Client, NotFound, Unreachable
+from tests.cli.service import DOCUMENT, DONE, Cutter, Service, serving
+
+
+@pytest.fixture
+def through(service: Service, cutter: Cutter) -> Iterator[Client]:
+    """A client whose way to the API can be cut."""
+    with Client(cutter.url, service.keys["vision"], patience_s=10) as client:
+        yield client
+
+
+@contextmanager
+def healing(cutter: Cutter, after_cuts: int) -> Iterator[None]:
+    """Stops cutting once so many connections were cut."""
+    done = threading.Event()
+
+    def heal() -> None:
+        while cutter.cuts < after_cuts and not done.wait(0.01):
+            pass
+        cutter.after_bytes = None
+
+    thread = threading.Thread(target=heal)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def named(service: Service, name: str) -> int:
+    with transaction(service.engine) as session:
+        return session.scalar(select(func.count()).where(Workload.name == name)) or 0
+
+
+def test_a_submission_whose_answer_is_lost_is_still_one_workload(
+    service: Service, cutter: Cutter, through: Client
+) -> None:
+    """The request arrives three times, its answer only at the last: one workload."""
+    cutter.after_bytes = 0
+    with healing(cutter, 2):
+        workload = through.submit({**DOCUMENT, "name": "once"})
+    assert cutter.cuts >= 2 and named(service, "once") == 1
+    assert through.workload(workload["id"])["name"] == "once"
+
+
+def test_what_may_not_be_sent_twice_is_not(service: Service, cutter: Cutter) -> None:
+    """A key whose answer was lost is not made a second time; the error says that it may have been made."""
+    cutter.after_bytes = 0
+    with (
+        Client(cutter.url, service.keys["operator"], patience_s=10) as operator,
+        pytest.raises(Unreachable, match="not known whether it was done"),
+    ):
+        operator.create_key("viewer", label="lost")
+    with Client(service.url, service.keys["operator"]) as operator:
+        keys = operator.keys()
+    assert len([key for key in keys if key["label"] == "lost"]) == 1
+
+
+def test_a_removal_whose_answer_is_lost_is_not_an_error(service: Service, cutter: Cutter) -> None:
+    """The second try finds nothing left, which is what was asked for; without a lost answer it is not found."""
+    with Client(cutter.url, service.keys["operator"], patience_s=10) as operator:
+        operator.set_tenant("brief", 5, {}, None)
+        cutter.after_bytes = 0
+        with healing(cutter, 1):
+            operator.remove_tenant("brief")
+        with pytest.raises(NotFound):
+            operator.remove_tenant("brief")
+
+
+def test_calls_wait_for_an_api_that_starts_late(service: Service) -> None:
+    """A call made while nothing listens is answered once the API is there; without patience it is an error."""
+    with serving(service.settings) as port:
+        pass
+    url = f"http://127.0.0.1:{port}"
+    retried = threading.Event()
+    with Client(url, service.keys["vision"], patience_s=0) as client, pytest.raises(Unreachable):
+        client.whoami()
+
+    answers = []
+
+    def ask() -> None:
+        with Client(url, service.keys["vision"], on_retry=lambda error, left_s: retried.set()) as client:
+            answers.append(client.whoami()["tenant"])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert retried.wait(10)
+    with serving(service.settings, port):
+        thread.join(20)
+    assert answers == ["vision"]
+
+
+def test_followed_events_come_once_each_over_lost_connections(
+    service: Service, client: Client, cutter: Cutter, through: Client
+) -> None:
+    """Cut again and again, the stream goes on after the last event that came."""
+    id_ = client.submit(DOCUMENT)["id"]
+    followed = through.events(id_, follow=True)
+    seen = [next(followed)]
+    for attempt in (1, 2):
+        cutter.cut_all()
+        service.place(id_, attempt)
+        seen.append(next(followed))
+        service.become(id_, Phase.PENDING, attempt)
+        seen.append(next(followed))
+    service.become(id_, Phase.CANCELLED, 2)
+    seen.append(next(followed))
+    assert [e["id"] for e in seen] == [e["id"] for e in client.events(id_)]
+    assert len(seen) == 6
+
+
+def test_patience_begins_with_the_loss_and_not_with_the_silence_before(service: Service, cutter: Cutter) -> None:
+    """A stream that was silent for longer than its patience is still taken up again when it is lost."""
+    with Client(cutter.url, service.keys["vision"], follow_patience_s=0.3) as client:
+        id_ = client.submit(DOCUMENT)["id"]
+        followed = client.events(id_, follow=True)
+        next(followed)
+        time.sleep(0.5)
+        cutter.cut_all()
+        service.become(id_, Phase.CANCELLED, 0)
+        assert next(followed)["kind"] == "workload.cancelled"
+
+
+def test_followed_logs_come_once_each_over_lost_connections_and_attempts(
+    service: Service, client: Client, cutter: Cutter, through: Client
+) -> None:
+    """Each task's lines come in order, none twice and none lost, although the connection is cut and the gang moves."""
+    id_ = client.submit(DOCUMENT)["id"]
+    attempts: list[int] = []
+    followed = through.logs(id_, follow=True, on_attempt=attempts.append)
+    seen: list[bytes] = []
+    for attempt in (1, 2):
+        service.place(id_, attempt)
+        at = [0, 0]
+        for part in range(3):
+            for task in (0, 1):
+                text = f"same line\nattempt {attempt} part {part}\n"
+                at[task] = service.write_log(id_, text, task=task, attempt=attempt, at=at[task], end=part == 2)
+            if part == 2:
+                service.become(id_, Phase.PENDING if attempt == 1 else Phase.SUCCEEDED, attempt, DONE)
+            seen += islice(followed, 4)
+            cutter.cut_all()
+    assert list(followed) == []
+    expected = [line for a in (1, 2) for p in range(3) for line in ("same line", f"attempt {a} part {p}")]
+    for task in (0, 1):
+        label = f"train/{task}| ".encode()
+        assert [line.removeprefix(label).decode() for line in seen if line.startswith(label)] == expected
+    assert len(seen) == 24 and attempts == [2]
+
+
+def test_a_followed_tail_goes_on_where_it_was(
+    service: Service, client: Client, cutter: Cutter, through: Client
+) -> None:
+    """After a lost connection a tail goes on after its last line, though nobody counted what lay before it."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    at = service.write_log(id_, "".join(f"step {n}\n" for n in range(100)))
+    service.write_log(id_, "other\n", task=1, end=True)
+    followed = through.logs(id_, follow=True, tail=2)
+    assert sorted(islice(followed, 3)) == [b"train/0| step 98", b"train/0| step 99", b"train/1| other"]
+    cutter.cut_all()
+    service.write_log(id_, "step 100\nstep 101\n", at=at, end=True)
+    service.become(id_, Phase.SUCCEEDED, reason=DONE)
+    assert list(followed) == [b"train/0| step 100", b"train/0| step 101"]
+
+
+def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> None:
+    """It tells each phase that it saw and returns the workloads in the order in which they were asked for."""
+    ids = [client.submit(DOCUMENT)["id"] for _ in range(2)]
+    changes = []
+
+    def on_change(workload: object) -> None:
+        changes.append(workload)
+        if len(changes) == 2:
+            for id_ in ids:
+                service.become(id_, Phase.SUCCEEDED, 0, DONE)
+
+    assert [w["id"] for w in client.wait(ids[::-1], on_change)] == ids[::-1]
+    assert len(changes) == 4
+
+
+def test_pages_are_fetched_as_needed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list over several pages has every workload once, newest first, and a limit cuts it."""
+    ids = [client.submit({**DOCUMENT, "name": "paged"})["id"] for _ in range(5)]
+    monkeypatch.setattr("mizzen.client.client.PAGE", 2)
+    assert [w["id"] for w in client.workloads(name="paged")] == ids[::-1]
+    assert [w["id"] for w in client.workloads(name="paged", limit=3)] == ids[:1:-1]
+
+
+def test_names_with_odd_characters_stay_one_path_segment(client: Client) -> None:
+    """What a user writes as an id cannot reach another endpoint."""
+    for odd in ("../tenants", "a/b", "a?b", "..", "ü"):
+        with pytest.raises(NotFound):
+            client.workload(odd)
+
+
+def test_a_patient_call_gives_up_in_the_end(cutter: Cutter) -> None:
+    """With an API that never answers, a call ends with an error that names the address."""
+    cutter.after_bytes = 0
+    with Client(cutter.url, "mzn_x", patience_s=0.5) as client, pytest.raises(Unreachable, match=cutter.url):
+        client.whoami()
+    assert cutter.cuts > 1
+
+
+def test_every_public_name_is_there() -> None:
+    """All that `mizzen.client` promises can be imported, and nothing else."""
+    assert all(getattr(mizzen.client, name) for name in mizzen.client.__all__)
+    with pytest.raises(AttributeError):
+        _ = mizzen.client.Nonsense

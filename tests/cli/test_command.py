@@ -1,0 +1,179 @@
+"""The command as a whole: its help, its exit codes, commands of other distributions, and what it says without its
+dependencies.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import get_completion_class
+
+from mizzen.cli.app import cli, run
+from mizzen.cli.exits import MEANINGS, Exit
+from mizzen.cli.lazy import Lazy
+from mizzen.cli.session import Command
+
+OWN: dict[str, Lazy] = {name: lazy for part in cli.sections.values() for name, lazy in part.items()}
+
+
+def leaves(name: str, command: click.Command) -> dict[str, click.Command]:
+    if not isinstance(command, click.Group):
+        return {name: command}
+    found: dict[str, click.Command] = {}
+    for sub, inner in command.commands.items():
+        found |= leaves(f"{name} {sub}", inner)
+    return found
+
+
+def own_commands() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+    with click.Context(cli) as context:
+        for name in OWN:
+            command = cli.get_command(context, name)
+            assert command is not None
+            found |= leaves(name, command)
+    return found
+
+
+def mizzen(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mizzen.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=30)
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    """The lines of `mizzen --help` are the commands' own first sentences, and their names are right."""
+    with click.Context(cli) as context:
+        for name, lazy in OWN.items():
+            command = cli.get_command(context, name)
+            assert command is not None and command.name == name
+            assert (command.help or "").startswith(lazy.help.removesuffix(".")), name
+
+
+def test_every_command_has_an_output_format_and_a_context() -> None:
+    """`-o json`, `--context` and `--patience` work everywhere."""
+    for name, command in own_commands().items():
+        assert isinstance(command, Command), name
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        assert {"-o", "--output", "--context", "--patience"} <= flags, name
+
+
+def test_exit_codes_are_documented(checkout: Path) -> None:
+    """Each exit code is in the help and in the README, with the same words."""
+    readme = (checkout / "sdk/README.md").read_text().replace("\\|", "|")
+    shown = mizzen("--help").stdout
+    for code in Exit:
+        assert f"| {code.value} | {MEANINGS[code]} |" in readme
+        assert re.search(rf"^ +{code.value}  {re.escape(MEANINGS[code])}$", shown, re.M)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nonsense"], ["ls", "--limit", "x"], ["show"], ["ls", "--label", "x"], ["cancel"], ["submit", "/no/such"]],
+)
+def test_wrong_usage_is_2_and_leaves_stdout_empty(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is wrong with the arguments is told on stderr, with exit code 2."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err
+
+
+def test_without_the_extra_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
+    """On a Python without click and httpx the command names what is missing and exits with 2."""
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mizzen.cli.main import main; main()"
+    command = [sys.executable, "-S", "-I", "-c", code, str(checkout / "sdk"), "ls"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'mizzen[client]'" in done.stderr and "click" in done.stderr
+
+
+PLUGIN = '''
+import click
+import sys
+sys.modules["was_imported"] = sys
+
+@click.command()
+@click.option("--port", type=int)
+def up(port):
+    """Start everything here. And more."""
+    click.echo(f"up on {port}")
+'''
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> dict[str, str]:
+    """A distribution with one command that works, one whose module is broken and one that is no command."""
+    info = tmp_path / "server-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: server\nVersion: 1\n")
+    entries = "up = good_plugin:up\nagent = bad_plugin:agent\nworker = good_plugin:PLUGIN\nls = good_plugin:up\n"
+    (info / "entry_points.txt").write_text(f"[mizzen.commands]\n{entries}")
+    (tmp_path / "good_plugin.py").write_text(PLUGIN + "PLUGIN = 1\nprint('imported', file=sys.stderr)\n")
+    (tmp_path / "bad_plugin.py").write_text("def agent():\n    '''Run an agent.'''\nraise RuntimeError('no kernel')\n")
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_commands_of_other_distributions_are_listed_without_importing_them(plugins: dict[str, str]) -> None:
+    """The list shows each with its first sentence, also that of a module that cannot be imported."""
+    done = mizzen("--help", env=plugins)
+    assert done.returncode == 0
+    assert re.search(r"^  up +Start everything here\.$", done.stdout, re.M)
+    assert re.search(r"^  agent +Run an agent\.$", done.stdout, re.M)
+    assert "imported" not in done.stderr
+    assert done.stdout.count("\n  ls ") == 1
+
+
+def test_a_command_of_another_distribution_runs(plugins: dict[str, str]) -> None:
+    """It is imported when it is run, and gets its arguments."""
+    assert mizzen("up", "--port", "5", env=plugins).stdout == "up on 5\n"
+
+
+def test_a_broken_plugin_breaks_only_itself(plugins: dict[str, str]) -> None:
+    """Running a command that cannot be loaded is a clear error; the others go on working."""
+    done = mizzen("agent", env=plugins)
+    assert done.returncode == 70 and done.stdout == ""
+    assert "`agent` of server (bad_plugin:agent)" in done.stderr and "no kernel" in done.stderr
+    assert "is a int, not a click command" in mizzen("worker", env=plugins).stderr
+    assert mizzen("version", env=plugins).returncode == 0
+
+
+def test_our_own_command_wins_over_a_plugin_of_its_name(plugins: dict[str, str]) -> None:
+    """No distribution can replace a command of ours."""
+    assert "List workloads" in mizzen("ls", "--help", env=plugins).stdout
+
+
+def test_bash_accepts_the_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
+    """The script for bash is valid bash, and those for the other shells complete the same command."""
+    assert run(["completion", "bash"]) == 0
+    subprocess.run(["bash", "-n"], input=capsys.readouterr().out, text=True, check=True, timeout=30)
+    for shell in ("zsh", "fish"):
+        assert run(["completion", shell]) == 0
+        assert "_MIZZEN_COMPLETE" in capsys.readouterr().out
+
+
+def completions(arguments: list[str], incomplete: str) -> list[str]:
+    kind = get_completion_class("bash")
+    assert kind is not None
+    return [item.value for item in kind(cli, {}, "mizzen", "_MIZZEN_COMPLETE").get_completions(arguments, incomplete)]
+
+
+def test_completion_offers_commands_without_loading_them() -> None:
+    """Names of commands, subcommands and options are completed."""
+    assert completions([], "s") == ["submit", "show"]
+    assert completions(["machines"], "un") == ["uncordon", "undrain"]
+    assert "--label" in completions(["ls"], "--l")
+
+
+def test_starting_is_quick_because_little_is_imported() -> None:
+    """Help and `ls` import no YAML, rich or Pygments, and help no httpx either."""
+    code = "import sys; from mizzen.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    unneeded = {"yaml", "rich", "pygments", "httpx._main"}
+    for arguments, also in ((["--help"], {"httpx", "ssl"}), (["ls", "--patience", "0"], set())):
+        command = [sys.executable, "-c", code, *arguments]
+        environment = {**os.environ, "MIZZEN_API": "http://127.0.0.1:9"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30)
+        loaded = set(done.stderr.split())
+        assert "click" in loaded and not loaded & (unneeded | also)

@@ -1,0 +1,73 @@
+"""Saved contexts."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from mizzen.cli.app import run
+from mizzen.client import NotConfigured, active_context
+from mizzen.client.contexts import Context, Contexts, config_path, load_contexts, save_contexts
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("MIZZEN_API", "MIZZEN_API_KEY", "MIZZEN_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+TWO = Contexts("a", {"a": Context("http://a", "key-a"), "b": Context("http://b", "key-b")})
+
+
+def test_contexts_are_saved_for_their_owner_only() -> None:
+    """What is saved is what is loaded, the file and its folder are private, and no draft is left behind."""
+    path = save_contexts(TWO)
+    assert load_contexts() == TWO
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.chmod(0o644)
+    save_contexts(TWO)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and list(path.parent.iterdir()) == [path]
+
+
+def test_the_flag_wins_over_the_environment_and_that_over_the_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--context, then MIZZEN_API, then MIZZEN_CONTEXT, then the context in use; a key alone replaces its key."""
+    save_contexts(TWO)
+    assert active_context() == TWO.named["a"]
+    monkeypatch.setenv("MIZZEN_API_KEY", "other")
+    assert active_context() == Context("http://a", "other")
+    assert active_context("b") == TWO.named["b"]
+    monkeypatch.setenv("MIZZEN_CONTEXT", "b")
+    assert active_context() == Context("http://b", "other")
+    monkeypatch.setenv("MIZZEN_API", "http://env")
+    assert active_context() == Context("http://env", "other")
+    assert active_context("b") == TWO.named["b"]
+
+
+def test_contexts_are_listed_used_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list shows which is in use and no keys; removing the one in use leaves none in use."""
+    save_contexts(TWO)
+    assert run(["contexts", "use", "b"]) == 0
+    assert run(["contexts", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "*       b     http://b" in out and "key-" not in out
+    assert run(["contexts", "rm", "b"]) == 0
+    assert load_contexts() == Contexts(None, {"a": TWO.named["a"]})
+    assert run(["contexts", "use", "nope"]) == 2
+    assert "there is no context 'nope'" in capsys.readouterr().err
+
+
+def test_without_an_api_the_user_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """No context and no environment is exit code 2, with the command that mends it."""
+    assert run(["ls"]) == 2
+    assert "mizzen login URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[1]", "contexts: 3", "contexts: {a: 3}", "a: [", "contexts: {a: {api: 3}}"])
+def test_a_broken_file_is_named(text: str) -> None:
+    """A file of contexts with another form is an error that starts with its path."""
+    config_path().parent.mkdir()
+    config_path().write_text(text)
+    with pytest.raises(NotConfigured, match=str(config_path())):
+        load_contexts()

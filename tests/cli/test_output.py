@@ -1,0 +1,91 @@
+"""Tables, words and the other ways in which data is printed."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.cli import words
+from mizzen.cli.output import Column, cell, measure, table
+from mizzen.cli.submitting import plan_page
+
+COLUMNS = (
+    Column("ID", lambda i: i["id"]),
+    Column("NAME", lambda i: i["name"], flexible=True),
+    Column("PLACE", lambda i: i["place"], drop=2),
+    Column("AGE", lambda i: i["age"], drop=1, right=True),
+)
+ITEMS = [
+    {"id": "wl-1", "name": "a-rather-long-name-of-a-workload", "place": "north", "age": "3m"},
+    {"id": "wl-2", "name": "短い", "place": None, "age": "10h"},
+]
+
+
+def test_a_table_is_as_wide_as_its_contents_where_nothing_limits_it() -> None:
+    """Without a width nothing is cut, columns are aligned, and lines have no blanks at their end."""
+    assert table(ITEMS, COLUMNS, None) == [
+        "ID    NAME                              PLACE  AGE",
+        "wl-1  a-rather-long-name-of-a-workload  north   3m",
+        "wl-2  短い                              -      10h",
+    ]
+
+
+@given(st.integers(16, 80))
+def test_a_table_fits_the_terminal(width: int) -> None:
+    """No line is wider than the terminal, and the columns that identify an item stay."""
+    lines = table(ITEMS, COLUMNS, width)
+    assert all(measure(line) <= width for line in lines)
+    assert lines[1].startswith("wl-1  a-rather")
+
+
+def test_the_least_important_columns_go_first() -> None:
+    """A narrow table drops whole columns by their number before it would cut an id."""
+    assert table(ITEMS, COLUMNS, 24)[0].split() == ["ID", "NAME", "AGE"]
+    assert table(ITEMS, COLUMNS, 18)[0].split() == ["ID", "NAME"]
+
+
+@given(st.text())
+def test_no_value_can_command_the_terminal(text: str) -> None:
+    """A cell is one line without control characters, whatever the value holds."""
+    shown = cell(text + "\x1b[31m")
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in shown)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (59, "59s"), (61, "1m"), (3600, "1h"), (4800, "1h 20m"), (90000, "1d 1h"), (86400 * 400, "1y 35d")],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    """A duration has one unit below an hour, two at most above it."""
+    assert words.duration(seconds) == text
+
+
+def test_times_are_relative_and_sizes_have_units() -> None:
+    """Past times read as `3m ago`, and bytes by powers of 1024."""
+    assert words.ago((datetime.now(UTC) - timedelta(seconds=200)).isoformat()) == "3m ago"
+    sizes = [words.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50)]
+    assert sizes == ["0 B", "1023 B", "1.5 KiB", "300 MiB", "5120 TiB"]
+
+
+def test_reasons_and_resources_read_as_one_line() -> None:
+    """A reason is its code and sentence; resources name the acceptable types."""
+    assert words.reason({"code": "held", "detail": {}, "sentence": "held by ann"}) == "held: held by ann"
+    resources = {"gpus": 8, "gpu_types": ["a100", "h100"], "cpus": 1.5, "memory_bytes": 2 << 30}
+    assert words.resources(resources) == "a100|h100:8, 1.5 cpus, 2.0 GiB"
+
+
+def test_a_dry_run_reads_as_a_sentence_and_its_reasons() -> None:
+    """It says where a workload would start, evicting whom, or that it would wait, and why."""
+    plan = {
+        "document": "a.yaml",
+        "rank": 3,
+        "over_quota": False,
+        "region": "north",
+        "machines": ["north/a/m1", "north/a/m2"],
+        "victims": ["wl-1"],
+        "reasons": [],
+    }
+    assert plan_page(plan) == "a.yaml: would start in north on north/a/m1, north/a/m2, evicting wl-1 (level 3)"
+    waits = {"region": None, "over_quota": True, "reasons": [{"code": "no_hardware", "detail": {}, "sentence": "none"}]}
+    assert plan_page(plan | waits) == "a.yaml: would wait (over its tenant's quota)\n  no_hardware: none"

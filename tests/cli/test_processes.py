@@ -1,0 +1,182 @@
+"""The command as a process: interrupts, pipes and terminals."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from domain.phases import Phase
+from infra.db.models import Outbox, Workload
+from infra.db.session import transaction
+from mizzen.client import Client
+from mizzen.client.contexts import Context, Contexts, save_contexts
+from tests.cli.service import DOCUMENT, DONE, Service
+
+MIZZEN = [sys.executable, "-m", "mizzen.cli.main"]
+TIMEOUT_S = 30
+
+
+def start(service: Service, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"]}
+    return subprocess.Popen(
+        [*MIZZEN, *arguments],
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def unharmed(service: Service, id_: str) -> bool:
+    """Whether nobody has asked the workload to end."""
+    with transaction(service.engine) as session:
+        mail = session.scalars(select(Outbox.kind).where(Outbox.workload == id_)).all()
+        return session.get_one(Workload, id_).phase == "running" and list(mail) == ["start"]
+
+
+@pytest.fixture
+def running(service: Service, client: Client) -> str:
+    """A workload that runs and has said a line."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    service.write_log(id_, "hello\n")
+    return id_
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["logs", "-f"], "goes on; `mizzen logs -f {id}`"),
+        (["events", "-f"], "`mizzen events -f {id} --after "),
+        (["wait"], "`mizzen wait {id}`"),
+    ],
+)
+def test_ctrl_c_ends_the_following_and_not_the_workload(
+    service: Service, running: str, command: list[str], hint: str
+) -> None:
+    """SIGINT is exit code 130 with a word on how to go on; the workload is not touched."""
+    process = start(service, *command, running)
+    stream = process.stderr if command == ["wait"] else process.stdout
+    assert stream is not None and stream.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert hint.format(id=running) in err and "Traceback" not in err
+    assert unharmed(service, running)
+
+
+def test_ctrl_c_on_submit_follow_leaves_the_workload_running(service: Service, tmp_path: Path) -> None:
+    """The id is known from stderr, and the workload goes on."""
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(DOCUMENT))
+    process = start(service, "submit", str(file), "--follow")
+    assert process.stdout is not None and process.stderr is not None
+    id_ = process.stderr.readline().split()[-1]
+    service.place(id_)
+    service.write_log(id_, "hello\n")
+    assert process.stdout.readline() == "train/0| hello\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130 and f"`mizzen cancel {id_}` stops it" in err
+    assert unharmed(service, id_)
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.FAILED, 1)])
+def test_submit_wait_ends_with_the_workload(service: Service, tmp_path: Path, phase: Phase, code: int) -> None:
+    """The exit code tells how it ended; stdout has the final state only."""
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(DOCUMENT))
+    process = start(service, "submit", str(file), "--wait", "-o", "name")
+    assert process.stderr is not None
+    id_ = process.stderr.readline().split()[-1]
+    service.become(id_, phase, 0, DONE)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (code, f"{id_}\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(service: Service, running: str) -> None:
+    """With `| head` the command ends silently, whether it streams or prints at once."""
+    for arguments in (["events"], ["ls"], ["logs", running]):
+        process = start(service, *arguments)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(TIMEOUT_S) == 141
+        assert process.stderr.read() == ""
+        process.stderr.close()
+
+
+def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> None:
+    """Without a terminal there are no escapes and nothing is cut, whatever COLUMNS says."""
+    name = "n" * 60
+    client.submit({**DOCUMENT, "name": name})
+    environment = {**os.environ, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"], "COLUMNS": "30"}
+    done = subprocess.run([*MIZZEN, "ls"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert name in done.stdout and "\x1b" not in done.stdout and done.stderr == ""
+
+
+def at_terminal(service: Service, columns: int, **environment: str) -> str:
+    """What `ls` prints at a terminal of this width."""
+    near, far = pty.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    unset = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [*MIZZEN, "ls"],
+        env={**unset, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"], **environment},
+        stdout=far,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(far)
+    out = b""
+    try:
+        while chunk := os.read(near, 4096):
+            out += chunk
+    except OSError:  # The other end is closed.
+        pass
+    os.close(near)
+    assert process.wait(TIMEOUT_S) == 0
+    return out.decode()
+
+
+def test_tables_fit_the_terminal(service: Service, running: str) -> None:
+    """At a narrow terminal no line is too long and ids are whole; phases have colours unless NO_COLOR is set."""
+    coloured = at_terminal(service, 50)
+    plain = at_terminal(service, 50, NO_COLOR="1")
+    assert "\x1b[32mrunning" in coloured and "\x1b" not in plain
+    lines = plain.splitlines()
+    assert running in plain and all(len(line) <= 50 for line in lines)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()[0] == lines[0]
+
+
+def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -> None:
+    """Workloads are completed from the API; without an API there is silence and no error."""
+
+    def completed(words: str, api: str) -> list[str]:
+        environment = {
+            **os.environ,
+            "MIZZEN_API": api,
+            "MIZZEN_API_KEY": service.keys["vision"],
+            "_MIZZEN_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        done = subprocess.run(MIZZEN, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert f"plain,{running}" in completed("mizzen show wl-", service.url)
+    assert completed("mizzen logs -f di", service.url) == ["plain,digits"]
+    assert completed("mizzen show wl-", "http://127.0.0.1:9") == []
+    assert completed("mizzen machines un", service.url) == ["plain,uncordon", "plain,undrain"]
+    save_contexts(Contexts("lab", {"lab": Context(service.url)}))
+    assert completed("mizzen contexts use l", "") == ["plain,lab"]

@@ -1,0 +1,421 @@
+"""The commands against the real API: what they print, where, and with which exit code."""
+
+import io
+import json
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy import func, select
+
+from domain.phases import Phase
+from infra.db.models import Archive, Table, Workload
+from infra.db.session import transaction
+from mizzen.cli.app import run
+from mizzen.client.contexts import config_path, load_contexts
+from tests.cli.service import DOCUMENT, DONE, FAILED, Service
+
+Capture = pytest.CaptureFixture[str]
+Submit = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Writes a document, the usual one with changes, and returns its path."""
+
+    def write(file: str = "train.yaml", /, **changes: Any) -> str:
+        (tmp_path / file).write_text(yaml.safe_dump({**DOCUMENT, **changes}))
+        return str(tmp_path / file)
+
+    return write
+
+
+@pytest.fixture
+def submit(write: Callable[..., str], capsys: Capture) -> Submit:
+    """Submits the usual document with changes and returns the workload's id."""
+
+    def submit(**changes: Any) -> str:
+        capsys.readouterr()
+        assert run(["submit", write(**changes)]) == 0
+        return capsys.readouterr().out.removesuffix("\n")
+
+    return submit
+
+
+def table_rows(text: str) -> list[dict[str, str]]:
+    head, *lines = text.splitlines()
+    return [dict(zip(head.split(), line.split(), strict=False)) for line in lines]
+
+
+# -------------------------------------------------------------------------------------------------------- submitting
+
+
+def test_submit_prints_the_id_and_nothing_else(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """Stdout of `submit` is the id, which the other commands take."""
+    id_ = submit()
+    assert run(["show", id_, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == id_
+
+
+def test_options_of_submit_win_over_the_document(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """--name replaces the document's name and --label adds to its labels."""
+    file = write()
+    assert run(["submit", file, "--name", "other", "--label", "a=b=c", "-o", "json"]) == 0
+    [workload] = json.loads(capsys.readouterr().out)
+    assert (workload["name"], workload["labels"]) == ("other", {"sweep": "1", "a": "b=c"})
+    assert run(["submit", file, "--tenant", "speech"]) == 2
+    assert "tenant: this API key may only submit for tenant vision" in capsys.readouterr().err
+
+
+def test_documents_come_from_stdin_too(as_vision: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads YAML or JSON from stdin, several documents included; errors name it."""
+    two = f"{json.dumps({**DOCUMENT, 'name': 'one'})}\n---\n{yaml.safe_dump({**DOCUMENT, 'name': 'two'})}"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(two))
+    assert run(["submit", "-", "-o", "json"]) == 0
+    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == ["one", "two"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("nmae: x\n"))
+    assert run(["submit", "-"]) == 2
+    assert "stdin: nmae: unknown key; did you mean name? (got 'nmae')" in capsys.readouterr().err
+
+
+def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """Each problem is one line with file, path and message; a valid document beside them is not submitted."""
+    job = {**DOCUMENT["jobs"][0], "taks": 3, "tasks": "many"}
+    files = [write("good.yaml", name="alone"), write("bad.yaml", jobs=[job]), write("odd.yaml", tables=["digts"])]
+    with transaction(as_vision.engine) as session:
+        session.add(Table(name="digits", size_bytes=1, home_region="north"))
+    assert run(["submit", *files]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{files[1]}: jobs[0].taks: unknown key; did you mean tasks? (got 'taks')\n" in err
+    assert f"{files[1]}: jobs[0].tasks: must be an integer from 1 to 100000, it is a text (got 'many')\n" in err
+    assert f"{files[2]}: tables[0]: unknown table; did you mean digits? (got 'digts')\n" in err
+    assert len(err.splitlines()) == 3
+    assert run(["ls", "--name", "alone", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_working_directory_is_uploaded_once(
+    as_operator: Service, write: Callable[..., str], tmp_path: Path, capsys: Capture
+) -> None:
+    """A `workdir` is packed from beside the document; the same files again need no second upload."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("print('hello')")
+    file = write(workdir="./src")
+
+    def archives() -> int:
+        with transaction(as_operator.engine) as session:
+            return session.scalar(select(func.count()).select_from(Archive)) or 0
+
+    before = archives()
+    assert run(["submit", file, file, "-o", "json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)
+    assert one["spec"]["workdir"] == two["spec"]["workdir"] and archives() == before + 1
+    (tmp_path / "src/train.py").write_text("print('other')")
+    assert run(["submit", write(workdir="./src", name="Not A Name")]) == 2
+    assert archives() == before + 1
+    assert "name: must be a name" in capsys.readouterr().err
+
+
+def test_the_same_idempotency_key_is_the_same_workload(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """Submitted twice under one key, a document is one workload; another document under it is refused."""
+    file = write()
+    assert run(["submit", file, "--idempotency-key", "k1"]) == run(["submit", file, "--idempotency-key", "k1"]) == 0
+    one, two = capsys.readouterr().out.split()
+    assert one == two
+    assert run(["submit", file, "--idempotency-key", "k1", "--name", "other"]) == 2
+
+
+def test_a_dry_run_needs_the_scheduler(as_vision: Service, write: Callable[..., str], capsys: Capture) -> None:
+    """Without a scheduler a dry run of a valid document is exit code 6, of an invalid one still 2."""
+    assert run(["submit", "--dry-run", "--patience", "0", write()]) == 6
+    assert run(["submit", "--dry-run", "--patience", "0", write(jobs=[])]) == 2
+    assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------------------------- waiting and showing
+
+
+def test_wait_succeeds_only_if_all_did(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """Exit code 0 for workloads that all succeeded, 1 if one failed; phases go to stderr."""
+    good, bad = submit(), submit()
+    as_vision.place(good)
+    as_vision.become(good, Phase.SUCCEEDED, reason=DONE)
+    as_vision.become(bad, Phase.FAILED, 0, FAILED)
+    assert run(["wait", good]) == 0
+    out, err = capsys.readouterr()
+    assert table_rows(out)[0]["PHASE"] == "succeeded" and f"{good} digits is succeeded" in err
+    assert run(["wait", good, bad, "-o", "json"]) == 1
+    assert [w["phase"] for w in json.loads(capsys.readouterr().out)] == ["succeeded", "failed"]
+
+
+def test_a_workload_is_found_by_the_start_of_its_id_or_its_name(
+    as_vision: Service, submit: Submit, capsys: Capture
+) -> None:
+    """A unique prefix or live name is enough; an ambiguous one lists what it could mean, an unknown one is 3."""
+    one, two = submit(name="solo"), submit(name="pair")
+    third = submit(name="pair")
+    assert run(["show", one[:-1]]) == 0 and run(["show", "solo"]) == 0
+    assert run(["show", "pair"]) == 2
+    err = capsys.readouterr().err
+    assert two in err and third in err
+    as_vision.become(two, Phase.FAILED, 0, FAILED)
+    assert run(["show", "pair", "-o", "name"]) == 0
+    assert capsys.readouterr().out == f"{third}\n"
+    assert run(["show", "wl-"]) == 2
+    assert run(["show", "nobody"]) == 3
+    assert run(["show", "wl-0000000000000000"]) == 3
+
+
+def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """It tells phase and reason, place, jobs, progress with the checkpoint's age, and how attempts ended."""
+    id_ = submit(name="page")
+    as_vision.place(id_)
+    as_vision.become(id_, Phase.PENDING, reason=FAILED)
+    as_vision.place(id_, 2)
+    capsys.readouterr()
+    assert run(["show", id_]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        f"{id_}  page  (tenant vision)",
+        "region     north",
+        "step 120; checkpoint of step 100 (",
+        "ago, 51.1 KiB)",
+        "train: 2 tasks with a100:1, 1 cpu, 1.0 GiB",
+        "task_failed: task train/0 ended with exit code 3",
+        "goes on",
+    ):
+        assert words in out
+
+
+def test_why_is_a_summary_and_a_line_for_each_reason(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """A held workload says by whom it is held; `-o name` gives the codes."""
+    id_ = submit()
+    assert run(["hold", id_]) == 0
+    capsys.readouterr()
+    assert run(["why", id_]) == 0
+    summary, reason = capsys.readouterr().out.splitlines()
+    assert summary.startswith("pending: held by ") and reason.startswith("  held: held by ")
+    assert run(["why", id_, "-o", "name"]) == 0
+    assert capsys.readouterr().out == "held\n"
+
+
+def test_lists_are_filtered_and_cut(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """Ls filters by label, name, phase and liveness, and says when there is more than it shows."""
+    ids = [submit(name=f"many-{n}", labels={"of": "many", "n": str(n)}) for n in range(3)]
+    as_vision.become(ids[0], Phase.SUCCEEDED, 0, DONE)
+
+    def listed(*options: str) -> list[str]:
+        assert run(["ls", "-o", "name", "--label", "of=many", *options]) == 0
+        return capsys.readouterr().out.split()
+
+    assert listed() == ids[::-1]
+    assert listed("--label", "n=1") == [ids[1]] == listed("--name", "many-1")
+    assert listed("--live") == ids[:0:-1]
+    assert listed("--phase", "succeeded", "--phase", "failed") == [ids[0]]
+    assert listed("--limit", "0") == ids[::-1]
+    assert run(["ls", "--label", "of=many", "-n", "2", "-o", "name"]) == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ids[:0:-1] and "more than 2" in err
+    assert run(["ls", "--label", "of=nothing"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_logs_are_printed_as_they_are(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """Lines are not changed, also those with odd characters; tail, job and task choose among them."""
+    id_ = submit()
+    as_vision.place(id_)
+    as_vision.write_log(id_, "one\rtwo\u2028three\nlast\n", end=True)
+    as_vision.write_log(id_, "b\n", task=1, end=True)
+    assert run(["logs", id_, "--task", "0"]) == 0
+    assert capsys.readouterr().out == "one\rtwo\u2028three\nlast\n"
+    assert run(["logs", id_, "--tail", "1"]) == 0
+    assert capsys.readouterr().out == "train/0| last\ntrain/1| b\n"
+    assert run(["logs", id_, "--job", "train", "--task", "1", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"line": "b"}
+    assert run(["logs", id_, "--job", "nope"]) == 2
+    assert run(["logs", id_, "--attempt", "7"]) == 3
+
+
+def test_events_of_a_workload_can_be_taken_up_again(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """One JSON object a line, in order; --after goes on after an event."""
+    id_ = submit()
+    as_vision.place(id_)
+    as_vision.become(id_, Phase.SUCCEEDED, reason=DONE)
+    assert run(["events", id_, "-o", "json"]) == 0
+    first, *rest = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [e["kind"] for e in (first, *rest)] == ["workload.pending", "workload.running", "workload.succeeded"]
+    assert run(["events", "-f", id_, "--after", first["id"], "-o", "name"]) == 0
+    assert capsys.readouterr().out.split() == [e["id"] for e in rest]
+    assert run(["events", id_]) == 0
+    assert "completed: all 2 tasks ended with exit code 0" in capsys.readouterr().out
+    assert run(["events", id_, "--after", "nonsense"]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- acting
+
+
+def test_workloads_are_changed_each_for_itself(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """One that cannot be changed is reported and does not stop the others; the exit code tells of the first."""
+    one, two = submit(), submit()
+    as_vision.become(one, Phase.SUCCEEDED, 0, DONE)
+    capsys.readouterr()
+    assert run(["hold", one, two, "-o", "name"]) == 5
+    out, err = capsys.readouterr()
+    assert out == f"{two}\n" and one in err and "it is succeeded" in err
+    assert run(["release", two, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["held_by"] is None
+    assert run(["lower", two, "6", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["level"] == 6
+    assert run(["lower", two, "5"]) == 2
+    assert run(["preempt", two]) == 4
+
+
+def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """All live workloads with the label are cancelled, and they are printed; ids and labels exclude each other."""
+    one, two = submit(labels={"c": "1"}), submit(labels={"c": "1", "d": "2"})
+    assert run(["cancel", "--label", "c=1", "--label", "d=2", "-o", "name"]) == 0
+    assert capsys.readouterr().out == f"{two}\n"
+    assert run(["cancel", one, "-o", "name"]) == 0
+    assert capsys.readouterr().out == f"{one}\n"
+    assert run(["cancel", one, "--label", "c=1"]) == 2
+    with transaction(as_vision.engine) as session:
+        assert session.get_one(Workload, one).phase == "pending"
+
+
+def test_another_tenants_workload_is_not_there(
+    as_vision: Service, submit: Submit, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """With another tenant's key it is 3, with an unknown key 4."""
+    id_ = submit()
+    monkeypatch.setenv("MIZZEN_API_KEY", as_vision.keys["speech"])
+    assert run(["cancel", id_]) == 3
+    monkeypatch.setenv("MIZZEN_API_KEY", "mzn_wrong")
+    assert run(["ls"]) == 4
+    assert capsys.readouterr().out == ""
+
+
+# -------------------------------------------------------------------------------------------------- fleet and tenants
+
+
+def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture) -> None:
+    """Cordon and drain show in the list with their reason, and are taken back."""
+    assert run(["machines", "cordon", "north/alpha/m1", "--reason", "fan"]) == 0
+    assert run(["machines", "list", "--region", "north", "-o", "json"]) == 0
+    assert run(["machines", "drain", "north/alpha/m1"]) == 0
+    assert run(["machines"]) == run(["machines", "--region", "north"]) == 0
+    out = capsys.readouterr().out
+    assert '"note": "fan"' in out and "draining" in out and "cordoned_by_operator" in out
+    assert run(["machines", "undrain", "north/alpha/m1"]) == run(["machines", "uncordon", "north/alpha/m1"]) == 0
+    assert run(["machines", "cordon", "north/alpha/m9", "nonsense"]) == 3
+    assert run(["regions"]) == run(["clusters", "--region", "north"]) == 0
+    assert "a100 0/8" in capsys.readouterr().out
+
+
+def test_operators_keep_tenants_keys_and_secrets(
+    as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting part of a tenant keeps the rest; a key is shown once; a secret's value never."""
+    assert run(["tenants", "set", "new"]) == 2
+    assert run(["tenants", "set", "new", "--level", "4", "--gpus", "a100=4", "--cpus", "16"]) == 0
+    assert run(["tenants", "set", "new", "--gpus", "h100=2", "--cpus", "none"]) == 0
+    capsys.readouterr()
+    assert run(["tenants", "list", "-o", "json"]) == 0
+    [new] = [t for t in json.loads(capsys.readouterr().out) if t["name"] == "new"]
+    assert (new["level"], new["quota"]) == (4, {"gpus": {"a100": 4, "h100": 2}, "cpus": None})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("s3cret\n"))
+    assert run(["tenants", "secrets", "set", "new", "token"]) == 0
+    assert run(["tenants", "secrets", "list", "new"]) == 0
+    out, err = capsys.readouterr()
+    assert "token" in out and "s3cret" not in out + err
+    assert run(["tenants", "secrets", "rm", "new", "token"]) == 0
+    capsys.readouterr()
+    assert run(["keys", "create", "--role", "submitter", "--tenant", "new", "--label", "ci"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key.startswith("mzn_")
+    assert run(["keys", "list"]) == 0
+    out = capsys.readouterr().out
+    [row] = [line for line in out.splitlines() if " ci " in line]
+    assert key not in out
+    assert run(["tenants", "rm", "new"]) == 5
+    assert run(["keys", "revoke", row.split()[0]]) == run(["tenants", "rm", "new"]) == 0
+    capsys.readouterr()
+    assert run(["audit", "-n", "2", "-o", "json"]) == 0
+    assert [e["action"] for e in json.loads(capsys.readouterr().out)] == ["tenant.delete", "key.revoke"]
+
+
+def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Capture) -> None:
+    """A table is what lies in its home region's bucket; without objects there it is refused."""
+    assert run(["tables", "add", "empty", "--home-region", "north"]) == 2
+    (as_operator.folder / "tables/words").mkdir(parents=True)
+    (as_operator.folder / "tables/words/a").write_bytes(b"x" * 2048)
+    assert run(["tables", "add", "words", "--home-region", "north"]) == 0
+    assert run(["tables", "replicate", "words", "north"]) == 0
+    capsys.readouterr()
+    assert run(["tables", "list"]) == 0
+    assert ["words", "2.0", "KiB", "north", "north"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert run(["tables", "rm", "words"]) == 0 and run(["tables", "rm", "words"]) == 3
+
+
+def test_the_queue_shows_what_waits(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """Each waiting workload with why, in every format."""
+    id_ = submit()
+    assert run(["queue"]) == 0
+    out = capsys.readouterr().out
+    assert any(line.startswith("   -") and id_ in line and "scan_pending" in line for line in out.splitlines())
+    assert run(["queue", "-n", "1", "-o", "name"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------- logins and formats
+
+
+def test_login_checks_the_key_and_saves_it(service: Service, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """A key that is not known is not saved; a good one is, privately, and is then used."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("mzn_wrong"))
+    assert run(["login", service.url, "--key", "-"]) == 4
+    assert not config_path().exists()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(service.keys["vision"] + "\n"))
+    assert run(["login", service.url, "--key", "-", "--context", "lab"]) == 0
+    out, err = capsys.readouterr()
+    assert "submitter of tenant vision" in out and service.keys["vision"] not in out + err
+    assert load_contexts().current == "lab"
+    assert stat.S_IMODE(config_path().stat().st_mode) == 0o600
+    assert run(["ls", "-n", "1"]) == 0
+    assert run(["ls", "--context", "nope"]) == 2
+
+
+def test_every_reading_command_prints_every_format(as_operator: Service, submit: Submit, capsys: Capture) -> None:
+    """JSON and YAML are one value each (JSON Lines for what streams), and nothing else is on stdout."""
+    id_ = submit()
+    capsys.readouterr()
+    for command in (
+        ["ls"], ["show", id_], ["why", id_], ["queue"], ["regions"], ["clusters"], ["machines", "list"], ["audit"],
+        ["tables", "list"], ["tenants", "list"], ["keys", "list"], ["contexts", "list"], ["version"],
+        ["tenants", "secrets", "list", "vision"], ["completion", "bash"], ["hold", id_], ["release", id_],
+    ):  # fmt: skip
+        for form in ("json", "yaml", "wide", "name", "table"):
+            assert run([*command, "-o", form]) == 0, command
+            out = capsys.readouterr().out
+            if form in ("json", "yaml"):
+                value = json.loads(out) if form == "json" else yaml.safe_load(out)
+                assert isinstance(value, list | dict), command
+
+
+def test_an_api_that_is_not_there_is_6(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Nothing listening, and something that is no API, are told apart from a refusal."""
+    monkeypatch.setenv("MIZZEN_API", "http://127.0.0.1:9")
+    assert run(["ls", "--patience", "0"]) == 6
+    assert "no answer from http://127.0.0.1:9" in capsys.readouterr().err
+    monkeypatch.setenv("MIZZEN_API", "ftp://x")
+    assert run(["ls"]) == 2

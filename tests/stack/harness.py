@@ -1,0 +1,163 @@
+"""`mizzen up` as a user runs it: a process on a data folder, with free ports, and a look at what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infra.stack.ports import free_port
+from mizzen.client import Client
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOB = Path(__file__).with_name("job.py")
+
+FLEET = """
+version: 1
+regions:
+  - name: east
+    clusters:
+      - name: a
+        machines: [{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB}]
+  - name: west
+    clusters:
+      - name: a
+        machines: [{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB}]
+"""
+
+CONFIG = """
+scheduler: {scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}
+lifecycle: {heartbeat_timeout_s: 5, node_lost_after_s: 15, collect_interval_s: 1}
+"""
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+    """The first true value of `condition`; what it raises counts as not yet."""
+    deadline = time.monotonic() + timeout_s
+    error: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except Exception as raised:
+            error = raised
+        time.sleep(0.1)
+    raise AssertionError(f"waited {timeout_s:.0f} s until {what}; last error: {error!r}")
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Processes whose command line or environment names `folder`, by pid."""
+    needle, out = str(folder).encode(), {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and (needle in command or needle in (entry / "environ").read_bytes()):
+                out[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return out
+
+
+class Up:
+    """One `mizzen up` and those that follow it on the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
+        (folder / "fleet.yaml").write_text(FLEET)
+        (folder / "config.yaml").write_text(CONFIG)
+        self.process: subprocess.Popen[str] | None = None
+        self._client: Client | None = None
+
+    def command(self) -> list[str]:
+        """The command line."""
+        out = [sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
+        out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
+        for name, port in self.ports.items():
+            out += [f"--{name}", str(port)]
+        return out
+
+    def start(self) -> None:
+        """Starts it and waits until it says that it is up."""
+        log = self.folder / "up.log"
+        with log.open("a") as file:
+            offset = file.tell()
+            self.process = subprocess.Popen(
+                self.command(), cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True
+            )
+        process = self.process
+
+        def up() -> bool:
+            said = log.read_text()[offset:]
+            if process.poll() is not None:
+                raise SystemExit(f"up ended with {process.returncode}: {said}")
+            return "mizzen is up" in said
+
+        wait_until(up, "mizzen is up")
+        wait_until(lambda: len([m for m in self.client().machines() if m["state"] == "ready"]) == 4, "machines are ready")
+
+    def client(self) -> Client:
+        """A client with the operator's key."""
+        if self._client is None:
+            key = (self.data / "operator.key").read_text().strip()
+            self._client = Client(f"http://127.0.0.1:{self.ports['port']}", key)
+        return self._client
+
+    def submit(self, name: str, steps: int, step_s: float, tasks: int = 1, key: str | None = None) -> str:
+        """Submits a counting job of the tenant `t`; its id."""
+        run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" {steps} {step_s}'
+        document = {
+            "version": 1,
+            "name": name,
+            "tenant": "t",
+            "checkpoint": {"interval": "1s", "grace": "5s"},
+            "jobs": [
+                {
+                    "name": "count",
+                    "tasks": tasks,
+                    "resources": {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"},
+                    "run": run,
+                }
+            ],
+        }
+        return str(self.client().submit(document, idempotency_key=key)["id"])
+
+    def phase(self, workload: str) -> str:
+        """A workload's phase."""
+        return str(self.client().workload(workload)["phase"])
+
+    def ended(self, workload: str) -> bool:
+        """Whether it succeeded.
+
+        Raises:
+            SystemExit: it ended otherwise.
+        """
+        row = self.client().workload(workload)
+        if row["phase"] in ("failed", "cancelled"):
+            raise SystemExit(f"{row['name']} {row['phase']}: {row['reason']}")
+        return row["phase"] == "succeeded"
+
+    def interrupt(self, timeout_s: float = 60.0) -> int:
+        """Ctrl-C, and the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        """Kills whatever is left of it, at the end of a test that went wrong."""
+        if self._client is not None:
+            self._client.close()
+        for pid in [*processes_of(self.data), *([self.process.pid] if self.process else [])]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if self.process is not None:
+            self.process.wait()

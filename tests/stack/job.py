@@ -1,0 +1,23 @@
+"""A small resumable job for stack tests: counts to N, one step every so often, saving as it goes."""
+
+import sys
+import time
+
+import mizzen
+from mizzen.checkpoint import Checkpointer
+
+steps, step_s = int(sys.argv[1]), float(sys.argv[2])
+saver = Checkpointer()
+found = saver.load_latest()
+step = found.state["step"] if found else 0
+print(f"starting at step {step} of {steps}", flush=True)
+while step < steps:
+    time.sleep(step_s)
+    step += 1
+    mizzen.progress(step)
+    if saver.writer and (step == steps or saver.should_save(step)):
+        saver.save(step, {"step": step})
+    if mizzen.preempted() and step < steps:
+        print(f"stopped at step {step}", flush=True)
+        mizzen.exit_preempted()
+print(f"done at step {step}", flush=True)

@@ -1,0 +1,107 @@
+"""Anything may die at any time: parts of a running stack are killed at random, and nothing that was acknowledged is lost.
+
+The choice of what dies when comes from a seed, so a failure can be repeated: MIZZEN_CHAOS_SEED=n.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from sqlalchemy import select
+
+from infra.db.models import Allocation, Event, Machine, Workload
+from infra.db.session import open_engine, transaction
+from infra.stack.postgres import EmbeddedPostgres
+from tests.stack.harness import Up, processes_of, wait_until
+
+SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "7"))
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
+WORKLOADS = 40
+KILL_FOR_S, KILL_EVERY_S = 60.0, (2.0, 4.5)
+
+PARTS: dict[str, Callable[[str], bool]] = {
+    "agent": lambda c: "server agents" in c,  # each machine's is a fork of the host, with the same command line
+    "worker": lambda c: "server worker" in c,
+    "api": lambda c: "server api" in c,
+    "temporal": lambda c: "start-dev" in c,
+    "postgres": lambda c: "/postgres -D" in c,
+}
+
+
+def _kill_at_random(up: Up, chance: random.Random, stop: threading.Event, killed: list[str]) -> None:
+    while not stop.wait(chance.uniform(*KILL_EVERY_S)):
+        part = chance.choice(sorted(PARTS))
+        draw = chance.random()  # drawn whether or not something is there: the sequence depends on the seed alone
+        found = sorted(pid for pid, command in processes_of(up.data).items() if PARTS[part](command))
+        if found:
+            pid = found[int(draw * len(found))]
+            killed.append(f"{part} ({pid})")
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+def test_random_kills_lose_nothing(up: Up, seed: int) -> None:
+    """40 workloads, a SIGKILL every few seconds for a minute: each ends once, no slot was shared, nothing is left."""
+    chance = random.Random(seed)
+    up.start()
+    up.client().set_tenant("t", 3, {"a100": 16}, None)
+    stop, killed, began = threading.Event(), list[str](), time.monotonic()
+    killer = threading.Thread(target=_kill_at_random, args=(up, random.Random(seed), stop, killed))
+    killer.start()
+    workloads = []
+    try:
+        for number in range(WORKLOADS):
+            steps, tasks = chance.randrange(10, 60), chance.choice((1, 1, 2, 4))
+            key = f"{seed}-{number}"
+            submit = lambda: up.submit(f"w-{number}", steps, 0.1, tasks, key)  # noqa: B023,E731 - called in this turn
+            workloads.append(wait_until(submit, f"workload {number} is accepted"))
+            time.sleep(chance.uniform(0.0, 1.5))
+        while time.monotonic() < began + KILL_FOR_S:
+            time.sleep(0.5)
+    finally:
+        stop.set()
+        killer.join()
+    assert len(killed) >= 10, killed
+    for workload in workloads:
+        wait_until(lambda workload=workload: up.ended(workload), f"{workload} ends after {killed}", 180.0)
+    assert len(set(workloads)) == WORKLOADS
+    _assert_sound(up, workloads)
+    assert up.interrupt() == 0
+    assert processes_of(up.data) == {}
+
+
+def _assert_sound(up: Up, workloads: list[str]) -> None:
+    """Each ended once, allocations are disjoint, and every slot is free again."""
+    engine = open_engine(EmbeddedPostgres(up.data / "postgres", up.ports["database-port"]).url)
+    try:
+        with transaction(engine) as session:
+            ends = session.scalars(select(Event.workload).where(Event.kind == "workload.succeeded")).all()
+            assert sorted(str(e) for e in ends) == sorted(workloads)
+            assert session.scalars(select(Workload.id).where(Workload.finished_at.is_(None))).all() == []
+            held: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+            for row in session.scalars(select(Allocation)):
+                assert row.released_at is not None, f"{row.workload} still holds {row.machine}"
+                if row.held_at is None:
+                    continue
+                for task in row.tasks["tasks"]:
+                    for slot in task["slots"]:
+                        hold = (row.held_at.timestamp(), row.released_at.timestamp(), f"{row.workload}.{row.attempt}")
+                        held.setdefault((row.machine, slot), []).append(hold)
+            for slot_id, holds in held.items():
+                for (_, end, one), (start, _, other) in pairwise(sorted(holds)):
+                    assert start >= end, f"{slot_id}: {one} and {other}"
+            for machine in session.scalars(select(Machine)):
+                assert (machine.held, machine.promised) == (0, 0)
+                assert machine.free_cpus_milli == machine.cpus_milli
+    finally:
+        engine.dispose()
