@@ -31,7 +31,7 @@ _FAILURE_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
-class PrepareFailure:
+class LaunchFailure:
     """Why a gang could not be started."""
 
     reason: Reason
@@ -53,7 +53,11 @@ class GangEnd:
 
     all_succeeded: bool
     lost_machine: str | None
-    first_failure: Failure
+    first_failure: Failure | None
+    refused: LaunchFailure | None = None
+    """A machine would not run its tasks: no failure of theirs."""
+    hung_s: float | None = None
+    """Seconds without a sign of life, where an agent stopped its tasks for that."""
     progress: tuple[TaskProgress, ...] = field(default=())
 
 
@@ -69,19 +73,21 @@ class Gang:
         self._outcomes: dict[str, NodeOutcome] = {}
         self._finished: list[str] = []
         self._lost: str | None = None
+        self._refused: LaunchFailure | None = None
+        self._stopping = False
 
     # ---------------------------------------------------------------------------------------------------------- launch
 
-    async def prepare(self) -> PrepareFailure | None:
+    async def prepare(self) -> LaunchFailure | None:
         """Has every agent fetch files and reserve rendezvous ports; what failed, if something did."""
         answers = await asyncio.gather(*(self._prepare(n) for n in self._plan.nodes), return_exceptions=True)
-        failed: PrepareFailure | None = None
+        failed: LaunchFailure | None = None
         for node, answer in zip(self._plan.nodes, answers, strict=True):
             if isinstance(answer, NodePrepared):
                 for job, port in answer.ports.items():
                     self._masters[job] = f"{answer.address}:{port}"
             elif isinstance(answer, ActivityError):
-                failed = failed or self._why_unprepared(node.machine, answer)
+                failed = failed or self._why_not_started(node.machine, answer)
             elif isinstance(answer, BaseException):
                 raise answer
         return failed
@@ -102,11 +108,11 @@ class Gang:
         return prepared
 
     @staticmethod
-    def _why_unprepared(machine: str, error: ActivityError) -> PrepareFailure:
+    def _why_not_started(machine: str, error: ActivityError) -> LaunchFailure:
         if isinstance(error.cause, TimeoutError):
-            return PrepareFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
+            return LaunchFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
         detail = {"machine": machine, "error": str(error.cause or error)[:500]}
-        return PrepareFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), machine)
+        return LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), machine)
 
     def start(self) -> None:
         """Starts every node's tasks: one long activity for each node."""
@@ -131,7 +137,9 @@ class Gang:
             )
         except ActivityError as error:
             outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
-            if not isinstance(error.cause, ApplicationError):
+            if isinstance(error.cause, ApplicationError):
+                self._refused = self._refused or self._why_not_started(machine, error)
+            else:
                 self._lost = self._lost or machine
         self._outcomes[machine] = outcome
         self._finished.append(machine)
@@ -152,6 +160,7 @@ class Gang:
 
     async def stop(self, grace_s: float, lost: str | None = None) -> None:
         """Stops every node's tasks and waits until nothing of them runs. `lost` is a machine known to be gone."""
+        self._stopping = True
         self._lost = self._lost or lost
         await asyncio.gather(*(self._stop(n.machine, grace_s) for n in self._plan.nodes if n.machine != self._lost))
 
@@ -177,11 +186,12 @@ class Gang:
 
     async def result(self) -> GangEnd:
         """How it ended. Stops what is left of a gang of which one task failed or was lost."""
-        if self._runs and not all(n.machine in self._outcomes for n in self._plan.nodes):
-            await self.stop(min(self._plan.grace_s, _FAILURE_GRACE_S))
-        elif self._runs and not all(self._good(o) for o in self._outcomes.values()):
-            # All have ended, but a machine's loss shows first as its peers' failures: ask each whether it is there.
-            await self.stop(0.0)
+        if self._runs and not self._stopping:
+            if not all(n.machine in self._outcomes for n in self._plan.nodes):
+                await self.stop(min(self._plan.grace_s, _FAILURE_GRACE_S))
+            elif not all(self._good(o) for o in self._outcomes.values()):
+                # All have ended, but a machine's loss shows first as its peers' failures: ask each if it is there.
+                await self.stop(0.0)
         for run in self._runs.values():
             run.cancel()
         good = bool(self._outcomes) and all(self._good(o) for o in self._outcomes.values())
@@ -191,6 +201,8 @@ class Gang:
             all_succeeded=good and lost is None,
             lost_machine=lost,
             first_failure=self._first_failure([e for _, e in exits]),
+            refused=self._refused,
+            hung_s=max((o.hung_s for o in self._outcomes.values() if o.hung_s is not None), default=None),
             progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
         )
 
@@ -199,10 +211,10 @@ class Gang:
         return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
 
     @staticmethod
-    def _first_failure(exits: list[TaskExit]) -> Failure:
+    def _first_failure(exits: list[TaskExit]) -> Failure | None:
         bad = [e for e in exits if not e.succeeded]
         # A task that ended by an exit code of its own tells more than those that were stopped because of it.
         bad.sort(key=lambda e: e.exit_code in (None, 143))
         if not bad:
-            return Failure("?", "an unknown status", "")
+            return None
         return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, bad[0].log_tail)

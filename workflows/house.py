@@ -3,12 +3,17 @@
 from datetime import timedelta
 
 from temporalio import workflow
+from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from domain.protocol import Activity
 
+ROUNDS = 500
+"""After so many rounds the history is continued in a new one."""
 _EXPIRE_EVERY = 30
+_TRIES = 3
+"""What fails this often in a row is left for the next round: it must not keep the others from their turn."""
 
 
 @workflow.defn(name="HousekeepingWorkflow")
@@ -18,7 +23,7 @@ class HousekeepingWorkflow:
     @workflow.run
     async def run(self) -> None:
         """Rounds of collect and reconcile; every so many rounds, expire. The collect activity says how long to rest."""
-        for round_ in range(500):
+        for round_ in range(ROUNDS):
             rest_s = await self._do(Activity.COLLECT)
             await self._do(Activity.RECONCILE)
             if round_ % _EXPIRE_EVERY == _EXPIRE_EVERY - 1:
@@ -34,6 +39,7 @@ class HousekeepingWorkflow:
                 result_type=float,
                 start_to_close_timeout=timedelta(minutes=5),
                 heartbeat_timeout=timedelta(seconds=60),
+                retry_policy=RetryPolicy(maximum_attempts=_TRIES),
             )
             return rest_s
         except ActivityError:

@@ -11,6 +11,9 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol import Activity, Attend, Hello, NodeOutcome, StopNode, Welcome
     from workflows.effects import record
 
+LONG_HISTORY_EVENTS = 2000
+"""A history of this length is continued in a new one, between two hellos."""
+
 
 @workflow.defn(name="MachineWorkflow")
 class MachineWorkflow:
@@ -25,9 +28,10 @@ class MachineWorkflow:
         self._hello = hello
 
     @workflow.run
-    async def run(self, machine: str) -> None:
-        """Registers the machine at each hello and attends to it until it is lost."""
-        while workflow.info().get_current_history_length() < 2000:
+    async def run(self, machine: str, unheard: Hello | None = None) -> None:
+        """Registers the machine at each hello and attends to it until it is lost. `unheard`: of an earlier run."""
+        self._hello = self._hello or unheard
+        while workflow.info().get_current_history_length() < LONG_HISTORY_EVENTS:
             await workflow.wait_condition(lambda: self._hello is not None)
             hello, self._hello = self._hello, None
             assert hello is not None
@@ -38,7 +42,7 @@ class MachineWorkflow:
             elif self._hello is None:
                 await record(Activity.MACHINE_LOST, attend)
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(machine)
+        workflow.continue_as_new(args=[machine, self._hello])
 
     async def _stop_stale(self, machine: str, welcome: Welcome) -> bool:
         """Stops runs that were given up while the machine was away; False if its agent is gone again.

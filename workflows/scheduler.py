@@ -20,6 +20,8 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.effects import record
 
+LONG_HISTORY_EVENTS = 4000
+"""A history of this length is continued in a new one, between two ticks."""
 _TRIES = 3
 _AFTER_ERROR_S = 5.0
 
@@ -39,7 +41,7 @@ class SchedulerWorkflow:
     @workflow.run
     async def run(self) -> None:
         """Ticks until its history is long, then continues as new."""
-        while workflow.info().get_current_history_length() < 4000:
+        while workflow.info().get_current_history_length() < LONG_HISTORY_EVENTS:
             self._woken = False
             rest_s = await _tick()
             try:

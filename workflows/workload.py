@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Coroutine, Set
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from temporalio import workflow
 
@@ -23,10 +25,14 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from workflows.effects import on_region, record, show_in_temporal
-    from workflows.gang import Gang, GangEnd
+    from workflows.gang import Failure, Gang, GangEnd
+
+T = TypeVar("T")
 
 HANGS_IN_A_ROW = 3
 """A gang that hung this often in a row, without a step in between, has failed."""
+LONG_HISTORY_EVENTS = 2000
+"""A history of this length is continued in a new one, between two attempts."""
 _REMEMBERED_MAIL = 100
 _COPY_S = 6 * 3600.0
 
@@ -48,15 +54,19 @@ _STOP_REASONS = {
     MailKind.HUNG: ReasonCode.NO_PROGRESS,
     MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
 }
+_STOPS = frozenset(_STOP_REASONS)
 
 
 @workflow.defn(name="WorkloadWorkflow")
 class WorkloadWorkflow:
     """One for each workload, from submission to its end. All news come as `mail`."""
 
-    def __init__(self) -> None:
-        self._mails: deque[Mail] = deque()
-        self._seen: deque[int] = deque(maxlen=_REMEMBERED_MAIL)
+    @workflow.init
+    def __init__(self, state: WorkloadInput) -> None:
+        # Before the first signal: what an earlier run has seen is a repetition for this one, too.
+        self._state = state
+        self._mails: deque[Mail] = deque(state.mails)
+        self._seen: deque[int] = deque(state.seen_mail, maxlen=_REMEMBERED_MAIL)
 
     @workflow.signal
     def mail(self, mail: Mail) -> None:
@@ -68,19 +78,16 @@ class WorkloadWorkflow:
     @workflow.run
     async def run(self, state: WorkloadInput) -> str:
         """Runs the workload to its end; the final phase is the result."""
-        self._state = state
-        self._seen.extend(i for i in state.seen_mail if i not in self._seen)
-        self._mails.extendleft(reversed(state.mails))
         if state.placed:
             await self._clear_leftover()
         while True:
             end = await self._one_attempt()
-            if end is not None:
-                show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
-                if end.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
-                    await workflow.wait_condition(workflow.all_handlers_finished)
-                    return end.phase.value
-            if workflow.info().is_continue_as_new_suggested() or workflow.info().get_current_history_length() > 2000:
+            show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
+            if end.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                return end.phase.value
+            info = workflow.info()
+            if info.is_continue_as_new_suggested() or info.get_current_history_length() > LONG_HISTORY_EVENTS:
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 self._state.placed = False
                 self._state.mails = list(self._mails)
@@ -89,16 +96,16 @@ class WorkloadWorkflow:
 
     # ------------------------------------------------------------------------------------------------------- attempts
 
-    async def _one_attempt(self) -> Ending | None:
-        """From the queue to the queue or the end. None: a cancellation came too late and an award is on its way."""
+    async def _one_attempt(self) -> Ending:
+        """From the queue to the queue or the end."""
         mail = await self._next_mail({MailKind.AWARDED, MailKind.CANCEL})
         if mail.kind == MailKind.CANCEL:
             reason = Reason(ReasonCode.CANCELLED_BY_USER, mail.detail)
             if await self._transition(Phase.CANCELLED, reason):
                 return Ending(Phase.CANCELLED, reason)
-            self._mails.append(mail)
-            await workflow.wait_condition(lambda: any(m.kind == MailKind.AWARDED for m in self._mails))
-            return None
+            # Too late, an award is on its way: that attempt is cancelled, whichever number it has.
+            self._mails.append(replace(mail, attempt=0))
+            mail = await self._next_mail({MailKind.AWARDED})
         self._state.attempt = mail.attempt
         show_in_temporal(phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")))
         end = await self._placed(ready=bool(mail.detail.get("ready")))
@@ -118,46 +125,52 @@ class WorkloadWorkflow:
     async def _placed(self, *, ready: bool) -> Ending:
         """An award's way to its end: slots, checkpoint, launch, run."""
         if not ready:
-            mail = await self._next_mail({MailKind.SLOTS_READY, *_STOP_REASONS})
+            mail = await self._next_mail({MailKind.SLOTS_READY, *_STOPS})
             if mail.kind != MailKind.SLOTS_READY:
                 return self._stopped_early(mail)
         stage = StageRequest(self._state.workload_id, self._state.attempt)
-        plan = await record(Activity.STAGE, stage, LaunchPlan)
+        plan = await self._unless_told(record(Activity.STAGE, stage, LaunchPlan))
+        if isinstance(plan, Mail):
+            return self._stopped_early(plan)
         show_in_temporal(region=plan.region)
         if plan.checkpoint_region not in (None, plan.region):
-            stop = await self._migrate(plan)
-            if stop is not None:
-                return self._stopped_early(stop)
+            copied = await self._migrate(plan)
+            if isinstance(copied, Mail):
+                return self._stopped_early(copied)
         await self._transition(
             Phase.PROVISIONING,
             Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)}),
         )
         await record(Activity.STAGED_HERE, stage)
         gang = Gang(self._state.workload_id, self._state.attempt, plan)
-        if (failed := await gang.prepare()) is not None:
+        failed = await self._unless_told(gang.prepare())
+        if isinstance(failed, Mail):
+            await gang.stop(0.0, lost=self._lost_machine(failed))
+            return self._stopped_early(failed)
+        if failed is not None:
             await gang.stop(0.0)
             return Ending(Phase.PENDING, failed.reason, (), failed.blames_machine)
         return await self._run(gang, plan)
 
-    async def _migrate(self, plan: LaunchPlan) -> Mail | None:
-        """Brings the checkpoint to the new region; the mail that interrupted it, if one did."""
+    async def _migrate(self, plan: LaunchPlan) -> int | Mail:
+        """Brings the checkpoint to the new region; its bytes, or the mail that interrupted it."""
         assert plan.checkpoint_region is not None
         detail = {"source": plan.checkpoint_region, "region": plan.region}
         await self._transition(Phase.MIGRATING, Reason(ReasonCode.COPYING_CHECKPOINT, detail))
-        copy = asyncio.ensure_future(
-            on_region(
-                Activity.COPY_CHECKPOINT,
-                CheckpointCopy(self._state.workload_id, self._state.attempt, plan.checkpoint_region, plan.region),
-                plan.region,
-                start_to_close_s=_COPY_S,
-            )
-        )
-        await workflow.wait_condition(lambda: copy.done() or self._has_mail(set(_STOP_REASONS)))
-        if copy.done():
-            await copy
-            return None
-        copy.cancel()
-        return await self._next_mail(set(_STOP_REASONS))
+        copy = CheckpointCopy(self._state.workload_id, self._state.attempt, plan.checkpoint_region, plan.region)
+        return await self._unless_told(on_region(Activity.COPY_CHECKPOINT, copy, plan.region, start_to_close_s=_COPY_S))
+
+    async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | Mail:
+        """What `work` gives, or the mail that asks to stop before: then `work` is cancelled."""
+        if self._has_mail(_STOPS):
+            work.close()
+            return await self._next_mail(_STOPS)
+        task = asyncio.ensure_future(work)
+        await workflow.wait_condition(lambda: task.done() or self._has_mail(_STOPS))
+        if task.done():
+            return await task
+        task.cancel()
+        return await self._next_mail(_STOPS)
 
     async def _run(self, gang: Gang, plan: LaunchPlan) -> Ending:
         """Runs a prepared gang until it ends or is told to stop."""
@@ -169,10 +182,10 @@ class WorkloadWorkflow:
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - self._state.ran_s)
         try:
             await workflow.wait_condition(
-                lambda: gang.ended or self._has_mail(set(_STOP_REASONS)),
+                lambda: gang.ended or self._has_mail(_STOPS),
                 timeout=None if left_s is None else timedelta(seconds=left_s),
             )
-            mail = None if gang.ended else await self._next_mail(set(_STOP_REASONS))
+            mail = None if gang.ended else await self._next_mail(_STOPS)
             timed_out = False
         except TimeoutError:
             mail, timed_out = None, True
@@ -187,8 +200,9 @@ class WorkloadWorkflow:
 
     def _judge(self, end: GangEnd, plan: LaunchPlan, mail: Mail | None, timed_out: bool, started: float) -> Ending:
         """What follows from how the gang ended and from what it was told."""
-        if end.all_succeeded:
+        if any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress):
             self._state.hangs = 0
+        if end.all_succeeded:
             return Ending(Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks}), end.progress)
         if mail is not None and mail.kind == MailKind.CANCEL:
             return Ending(Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, mail.detail), end.progress)
@@ -197,6 +211,10 @@ class WorkloadWorkflow:
         if end.lost_machine is not None:
             reason = Reason(ReasonCode.MACHINE_LOST, {"machine": end.lost_machine})
             return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
+        if mail is None and end.hung_s is not None:
+            return self._hung(end, Reason(ReasonCode.NO_PROGRESS, {"silent_s": end.hung_s}))
+        if mail is None and end.first_failure is None and end.refused is not None:
+            return Ending(Phase.PENDING, end.refused.reason, end.progress, end.refused.blames_machine)
         if mail is None:
             return self._failed(end, plan)
         why = self._why_stopped(mail, plan, started)
@@ -208,7 +226,7 @@ class WorkloadWorkflow:
         return Ending(Phase.PREEMPTED, why, end.progress)
 
     def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
-        failed = end.first_failure
+        failed = end.first_failure or Failure("?", "an unknown status", "")
         detail = {"task": failed.name, "status": failed.status, "log_tail": failed.log_tail, "retries": plan.retries}
         self._state.failures += 1
         if self._state.failures > plan.retries:
@@ -217,8 +235,7 @@ class WorkloadWorkflow:
         return Ending(Phase.PENDING, Reason(ReasonCode.TASK_FAILED, detail), end.progress)
 
     def _hung(self, end: GangEnd, why: Reason) -> Ending:
-        moved = any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress)
-        self._state.hangs = 1 if moved else self._state.hangs + 1
+        self._state.hangs += 1
         phase = Phase.FAILED if self._state.hangs >= HANGS_IN_A_ROW else Phase.PENDING
         return Ending(phase, why, end.progress)
 
@@ -255,14 +272,14 @@ class WorkloadWorkflow:
             return mail.attempt > self._state.attempt
         return mail.attempt in (0, self._state.attempt)
 
-    def _has_mail(self, kinds: set[MailKind]) -> bool:
+    def _has_mail(self, kinds: Set[MailKind]) -> bool:
         """Whether there is current mail of these kinds. Mail about earlier attempts is dropped on the way."""
         newer = [m for m in self._mails if m.attempt == 0 or m.attempt >= self._state.attempt]
         if len(newer) < len(self._mails):
             self._mails = deque(newer)
         return any(m.kind in kinds and self._current(m) for m in self._mails)
 
-    async def _next_mail(self, kinds: set[MailKind]) -> Mail:
+    async def _next_mail(self, kinds: Set[MailKind]) -> Mail:
         """The oldest current mail of these kinds, a cancellation first; waits for one."""
         await workflow.wait_condition(lambda: self._has_mail(kinds))
         fitting = [m for m in self._mails if m.kind in kinds and self._current(m)]

@@ -22,9 +22,10 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+import numpy as np  # noqa: E402
+
 import mizzen  # noqa: E402
 import model  # noqa: E402
-import numpy as np  # noqa: E402
 from allreduce import Gang, GangError, join  # noqa: E402
 from mizzen.checkpoint import Checkpointer  # noqa: E402
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, StateError, list_committed
 
 STATE: dict[str, Any] = {

@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-import mizzen
 import numpy as np
 import pytest
+
+import mizzen
 from mizzen.checkpoint import list_committed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"

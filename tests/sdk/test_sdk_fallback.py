@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, list_committed
 
 STATE = {"model": {"w": np.arange(300.0)}, "rng": {"seed": 5}, "raw": b"x" * 300}

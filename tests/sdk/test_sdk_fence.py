@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mizzen.checkpoint.writing as writing
 import pytest
+
+import mizzen.checkpoint.writing as writing
 from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, StaleAttemptError, list_committed
 
 STALE = 7

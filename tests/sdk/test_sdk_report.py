@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mizzen
 import pytest
+
+import mizzen
 from mizzen.environment import TaskEnvironment
 from mizzen.report import MIN_PERIOD_S, Reporter
 

@@ -101,7 +101,9 @@ class Up:
             return "mizzen is up" in said
 
         wait_until(up, "mizzen is up")
-        wait_until(lambda: len([m for m in self.client().machines() if m["state"] == "ready"]) == 4, "machines are ready")
+        wait_until(
+            lambda: len([m for m in self.client().machines() if m["state"] == "ready"]) == 4, "machines are ready"
+        )
 
     def client(self) -> Client:
         """A client with the operator's key."""

@@ -1,4 +1,4 @@
-"""Anything may die at any time: parts of a running stack are killed at random, and nothing that was acknowledged is lost.
+"""Anything may die at any time: parts of a running stack are killed at random, and what was acknowledged stays.
 
 The choice of what dies when comes from a seed, so a failure can be repeated: MIZZEN_CHAOS_SEED=n.
 """
