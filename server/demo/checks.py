@@ -61,7 +61,7 @@ def redone_work(facts: Facts) -> Check:
                     f" {before.checkpoint_step} was saved"
                 )
             redone += max(0, (before.last_step or 0) - (after.resumed_step or 0))
-    found = "; ".join(bad) or f"{moved} restarts, {redone} steps redone in all"
+    found = "; ".join(bad) or f"{moved} restarts; of the steps that had been reported, {redone} were done again"
     return Check("no more work was redone than lay after the last checkpoint", not bad, found)
 
 

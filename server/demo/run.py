@@ -198,7 +198,6 @@ class _Demo:
     async def _submit(self, gang: scenario.Gang) -> None:
         done = await asyncio.to_thread(self._client.submit, gang.document(), EXAMPLE)
         self._ids[gang.name] = done["id"]
-        self._watch.named(done["id"], gang.name)
 
     async def _weights(self, found: facts.Facts) -> checks.Check:
         buckets = {r.name: self._bucket(r.name) for r in scenario.FLEET.regions}

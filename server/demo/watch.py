@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from domain.reasons import Reason
 from infra.db.events import Cursor, read_after
+from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client
 
@@ -52,10 +53,6 @@ class Watch:
         self._names: dict[str, str] = {}
         self._started = time.monotonic()
 
-    def named(self, workload_id: str, name: str) -> None:
-        """Tells a workload's name."""
-        self._names[workload_id] = name
-
     def say(self, text: str, style: str = "bold") -> None:
         """One line with the time."""
         stamp = f"{time.monotonic() - self._started:6.1f}s"
@@ -88,6 +85,7 @@ class Watch:
                 rows = read_after(session, self._cursor)
                 if rows:
                     self._cursor = Cursor(rows[-1].txid, rows[-1].id)
+                    self._names.update(session.execute(select(Workload.id, Workload.name)).tuples().all())
                 columns = ("kind", "workload", "attempt", "region", "machine", "reason", "detail")
                 return [{c: getattr(r, c) for c in columns} for r in rows]
         except Exception:
@@ -115,11 +113,12 @@ class Watch:
             table.add_column(column, no_wrap=True, overflow="ellipsis")
         try:
             rows = list(self._client.workloads(labels={"demo": "main-job"}))
+            queued = {item["id"]: item["reasons"] for item in self._client.queue()["items"]}
         except Exception:
             return table  # the API is being restarted
         for row in sorted(rows, key=lambda r: r["id"]):
             progress: Mapping[str, Any] = row.get("progress") or {}
-            reason: Mapping[str, Any] = row.get("reason") or {}
+            reasons: list[Any] = queued.get(row["id"]) or [row.get("reason") or {}]
             waits = row["phase"] in ("pending", "preempted", "placing")
             table.add_row(
                 row["name"],
@@ -128,6 +127,6 @@ class Watch:
                 row.get("region") or "",
                 str(row["attempt"] or ""),
                 str(progress.get("step") or ""),
-                str(reason.get("code", "")) if waits else "",
+                str(reasons[0].get("code", "")) if waits else "",
             )
         return table
