@@ -55,6 +55,8 @@ class NodeActivities:
         self._starting: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self.attending = 0
         """How many `machine.attend` run: none, and the machine is not known to be alive."""
+        self.let_go = asyncio.Event()
+        """Set when a `machine.attend` ends; whoever waits for it clears it."""
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """What the worker registers."""
@@ -114,6 +116,7 @@ class NodeActivities:
                     await asyncio.sleep(pause_s)
             finally:
                 self.attending -= 1
+                self.let_go.set()
 
     def resume(self) -> None:
         """Ship what an earlier agent of this machine left unshipped. Needs a running event loop."""

@@ -37,6 +37,8 @@ _ABANDONED_S = 86400.0
 """A prepared attempt that nobody ran or stopped for so long is tidied away."""
 _GOODBYE_S = 5.0
 """How long a stopping agent tries to tell Temporal so."""
+_HANDOVER_S = 3.0
+"""After an attendance ended: how soon the next one has begun, if nothing is wrong."""
 _STEADY_S = 30.0
 """A worker that worked for so long is started again without a long pause."""
 _log = logging.getLogger(__name__)
@@ -159,9 +161,15 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
 
 
 async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities) -> None:
-    """Announce the machine again where nobody attends to it: its workflow may be lost, or never have heard."""
+    """Announce the machine again where nobody attends to it: its workflow may be lost, or never have heard.
+
+    Soon after an attendance ended: it did if the machine was cut off for so long that it counts as lost.
+    """
     while True:
-        await asyncio.sleep(config.hello_interval_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(activities.let_go.wait(), config.hello_interval_s)
+            activities.let_go.clear()
+            await asyncio.sleep(min(_HANDOVER_S, config.hello_interval_s))
         if activities.attending == 0:
             try:
                 await _say_hello(client, config, state)

@@ -118,7 +118,8 @@ class Watch:
             return table  # the API is being restarted
         for row in sorted(rows, key=lambda r: r["id"]):
             progress: Mapping[str, Any] = row.get("progress") or {}
-            reasons: list[Any] = queued.get(row["id"]) or [row.get("reason") or {}]
+            of_row: Mapping[str, Any] = row.get("reason") or {}
+            reasons: list[Mapping[str, Any]] = [*queued.get(row["id"], ()), of_row]
             waits = row["phase"] in ("pending", "preempted", "placing")
             table.add_row(
                 row["name"],
