@@ -23,7 +23,9 @@ class MachineActivities:
     def register(self, hello: Hello) -> Welcome:
         """Takes the machine into the fleet, or back; what still runs there and should not is to be stopped first.
 
-        A machine that comes back after a boot has lost its tasks: their gangs are told.
+        A machine that comes back after a boot has lost its tasks: their gangs are told. One that comes back after it
+        was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
+        that it is gone, and will not stop their tasks there.
         """
         if not 0 <= hello.gpus <= MAX_SLOTS:
             message = f"machine {hello.machine}: gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}"
@@ -34,6 +36,7 @@ class MachineActivities:
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
             rebooted = row is not None and row.incarnation != hello.incarnation
+            given_up = row is not None and row.state != "ready"
             if row is None:
                 row = Machine(
                     id=hello.machine, held=0, promised=0, failed_gangs=0, free_cpus_milli=hello.cpus_milli,
@@ -56,7 +59,7 @@ class MachineActivities:
                 .where(Allocation.machine == hello.machine, Allocation.released_at.is_(None))
                 .order_by(Allocation.workload)
             ).all()
-            expected = {f"{workload}.{attempt}" for workload, attempt in live}
+            expected = set() if given_up else {f"{workload}.{attempt}" for workload, attempt in live}
             if rebooted:
                 for workload, attempt in live:
                     outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=hello.machine)

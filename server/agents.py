@@ -10,9 +10,10 @@ from agent.config import AgentConfig
 from agent.fleet import serve_many
 from agent.host import run_agent as run_one
 from domain.ids import NAME_RULE, is_name, machine_id
+from domain.units import parse_size_bytes
 from infra.config import Settings
 from infra.errors import ConfigurationError
-from infra.stack.fleet import load_fleet, parse_bytes
+from infra.stack.fleet import load_fleet
 
 _FIRST_PORT = 20000
 _PORTS_EACH = 40
@@ -71,9 +72,9 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if bool(options["gpus"]) != bool(options["gpu_type"]):
         raise ConfigurationError("--gpus and --gpu-type go together: give both, or none on a machine without GPUs")
     try:
-        memory = parse_bytes(options["memory"]) if options["memory"] else _memory_bytes()
+        memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
-        raise ConfigurationError(f"--memory: {error}") from None
+        raise ConfigurationError(f"--memory: {options['memory']!r} {error}") from None
     config = _config(
         machine=machine_id(options["region"], options["cluster"], name),
         region=options["region"],

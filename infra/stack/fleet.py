@@ -1,6 +1,5 @@
 """The fleet file of the embedded stack: regions, clusters and machines on this computer, whose GPUs are slots."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +7,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from domain.ids import NAME_RULE, is_name, machine_id
+from domain.units import parse_size_bytes
 from infra.errors import ConfigurationError
-
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def parse_bytes(value: object) -> int:
-    """Bytes of `64GiB`, `512MB` or a plain number.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)?", str(value).strip())
-    if found is None or (found[2] or "") not in _UNITS:
-        raise ValueError(f"{value!r} is not a size such as 64GiB, 512MB or a number of bytes")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
 class _Part(BaseModel):
@@ -50,7 +36,7 @@ class MachineEntry(_Part):
     @field_validator("memory", mode="before")
     @classmethod
     def _size(cls, value: object) -> int:
-        return parse_bytes(value)
+        return parse_size_bytes(str(value))
 
     @model_validator(mode="after")
     def _typed(self) -> "MachineEntry":

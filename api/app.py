@@ -1,0 +1,47 @@
+"""The application: routers, middleware and what they share."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api import auth, bodies, health, metrics, openapi, problems
+from api.data import archives, tables
+from api.fleet import machines, regions
+from api.people import audit, keys, secrets, tenants
+from api.state import State
+from api.streams import events, logs
+from api.workloads import actions, queue, routes
+from infra.config import Settings
+
+VERSION = "0.1.0"
+_ROUTERS = (
+    routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
+    keys.router, audit.router, regions.router, machines.router, tables.router, archives.router, health.router,
+)  # fmt: skip
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API for `settings`. Postgres must be migrated by the first request; Temporal may be away.
+
+    Raises:
+        ConfigurationError: there is no URL of a database.
+    """
+    state = State(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await state.aclose()
+
+    app = FastAPI(title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.state.mizzen = state
+    for router in _ROUTERS:
+        app.include_router(router)
+    problems.install(app)
+    openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
+    # The last one added sees a request first.
+    app.add_middleware(bodies.Limits, settings=settings.api)
+    app.add_middleware(auth.Authentication, engine=state.engine)
+    app.add_middleware(metrics.Counting, metrics=state.metrics)
+    return app

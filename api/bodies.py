@@ -1,0 +1,111 @@
+"""Request bodies and URLs: bounded, of the right media type, and free of what Postgres cannot store."""
+
+import re
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import Kind, Problem
+from domain.ids import NAME_PATTERN
+from infra.config import ApiSettings
+
+MAX_TEXT = 256
+
+
+class Limits:
+    """ASGI middleware: refuses URLs with NUL, and bodies over their limit while they come in."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            problem = Problem(Kind.MALFORMED_REQUEST, "the URL holds a NUL character, which no name or value has")
+            await problem.response()(scope, receive, send)
+            return
+        archive = scope["path"].startswith("/v1/archives/")
+        limit = self._settings.max_archive_bytes if archive else self._settings.max_body_bytes
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+            await _too_large(limit).response()(scope, receive, send)
+            return
+        got = 0
+
+        async def bounded() -> Message:
+            nonlocal got
+            message = await receive()
+            if message["type"] == "http.request":
+                got += len(message.get("body", b""))
+                if got > limit:
+                    raise _too_large(limit)
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+def _too_large(limit: int) -> Problem:
+    # The rest of the body is not read, so the connection is of no more use.
+    return Problem(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes", headers={"Connection": "close"})
+
+
+async def _json_only(request: Request) -> None:
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
+    if not is_json and await request.body():
+        given = f"it is {media}" if media else "none is given"
+        raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, {given}")
+
+
+JsonOnly = Depends(_json_only)
+"""Refuses a body that is not declared as JSON."""
+
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def unstorable(text: str) -> str | None:
+    """Why Postgres could not store `text`, or None if it can."""
+    found = _UNSTORABLE.search(text)
+    if found is None:
+        return None
+    return "holds a NUL character" if found.group() == "\0" else "holds half of a surrogate pair"
+
+
+class Body(BaseModel):
+    """Base of JSON bodies: unknown fields are refused, and texts that cannot be stored."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _storable(cls, data: Any) -> Any:
+        left: list[Any] = [data]
+        while left:
+            value = left.pop()
+            if isinstance(value, dict):
+                left += [*value, *value.values()]
+            elif isinstance(value, list):
+                left += value
+            elif isinstance(value, str) and (problem := unstorable(value)) is not None:
+                raise ValueError(f"a text in it {problem}")
+        return data
+
+
+def _single_line(text: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 for c in text):
+        raise ValueError("must be a single line without control characters")
+    return text
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=63)]
+"""A name as `domain.ids.NAME_RULE` says."""
+Line = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_single_line)]
+"""A short text of one line."""

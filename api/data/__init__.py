@@ -1,0 +1,1 @@
+"""What workloads read: tables with their replicas, and uploaded working directories."""

@@ -1,0 +1,156 @@
+"""Comparing a document with what there is: tenants, tables, regions, machines, secrets and archives."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from api.documents.at import At, listed, nearest
+from api.documents.jobs import JobDraft
+from api.documents.workload import Draft
+from domain.priority import LOWEST_LEVEL
+from domain.spec import ResourceSpec
+from infra.db.models import Archive, Machine, Region, Secret, Table, Tenant
+
+_GONE_AFTER = timedelta(days=1)
+"""A machine that has been lost for this long is not counted on any more."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a machine of the fleet can hold."""
+
+    gpu_type: str | None
+    gpus: int
+    cpus_milli: int
+    memory_bytes: int
+
+    def holds(self, task: ResourceSpec) -> bool:
+        """Whether a task fits on such a machine if nothing else is there."""
+        return (
+            (task.gpus == 0 or (self.gpu_type in task.gpu_types and self.gpus >= task.gpus))
+            and self.cpus_milli >= task.cpus_milli
+            and self.memory_bytes >= task.memory_bytes
+        )
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} {self.gpu_type}, " if self.gpus else ""
+        return f"{gpus}{self.cpus_milli / 1000:g} CPUs and {_in_words(self.memory_bytes)} of memory"
+
+
+def check(session: Session, draft: Draft, own_tenant: str | None) -> None:
+    """Notes all in which the document does not fit what there is. `own_tenant` is the one of the caller's key."""
+    tenant = _check_tenant(session, draft, own_tenant)
+    _check_names(draft.tables_at, "table", _names(session, Table, draft.tables_at))
+    _check_regions(session, draft)
+    _check_machines(draft.jobs, _shapes(session))
+    if tenant is not None:
+        _check_priority(draft, tenant)
+        _check_secrets(session, draft, tenant)
+        _check_archive(session, draft, tenant)
+
+
+def _check_tenant(session: Session, draft: Draft, own_tenant: str | None) -> Tenant | None:
+    if draft.tenant is None:
+        return None
+    if own_tenant is not None and draft.tenant != own_tenant:
+        # The same whether there is such a tenant or not.
+        draft.tenant_at.wrong(f"this API key may only submit for tenant {own_tenant}")
+        return None
+    tenant = session.get(Tenant, draft.tenant)
+    if tenant is None:
+        _unknown(draft.tenant_at, "tenant", draft.tenant, session.scalars(select(Tenant.name)).all())
+    return tenant
+
+
+def _names(session: Session, kind: type[Table] | type[Region], asked: Collection[object]) -> Collection[str]:
+    return session.scalars(select(kind.name)).all() if asked else ()
+
+
+def _check_names(places: Iterable[tuple[At, str]], what: str, known: Collection[str]) -> None:
+    for place, name in places:
+        if name not in known:
+            _unknown(place, what, name, known)
+
+
+def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
+    names = list(known)
+    meant = nearest(name, names)
+    hint = f"; did you mean {meant}?" if meant else f"; there are {listed(names)}" if names else "; there are none"
+    at.wrong(f"unknown {what}{hint}", meant)
+
+
+def _check_regions(session: Session, draft: Draft) -> None:
+    known = _names(session, Region, draft.regions_at)
+    _check_names(draft.regions_at, "region", known)
+    excluded = set(draft.fields.get("regions_excluded", ()))
+    allowed = draft.fields.get("regions_allowed")
+    left = set(known if allowed is None else allowed) - excluded
+    if excluded and not left and all(name in known for _, name in draft.regions_at):
+        place, _ = draft.regions_at[-1]
+        place.wrong("no region is left: all that are allowed are excluded")
+
+
+def _shapes(session: Session) -> list[Shape]:
+    columns = (Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
+    counted = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
+    return [Shape(*row) for row in session.execute(select(*columns).where(counted).distinct())]
+
+
+def _check_machines(jobs: Iterable[JobDraft], shapes: Collection[Shape]) -> None:
+    if not shapes:
+        return  # No machine has registered yet: nothing is known to be impossible.
+    types = {shape.gpu_type for shape in shapes if shape.gpu_type is not None and shape.gpus}
+    for job in jobs:
+        unknown = [(place, name) for place, name in job.types_at if name not in types]
+        for place, name in unknown:
+            meant = nearest(name, types)
+            hint = f"did you mean {meant}?" if meant else f"there are {listed(types)}" if types else "there are no GPUs"
+            place.wrong(f"no machine has GPUs of type {name}; {hint}", meant)
+        task = job.resources
+        if unknown or task is None or any(shape.holds(task) for shape in shapes):
+            continue
+        of_type = [s for s in shapes if task.gpus == 0 or s.gpu_type in task.gpu_types] or list(shapes)
+        largest = max(of_type, key=partial(_size, task.gpus > 0))
+        asked = Shape("/".join(task.gpu_types), task.gpus, task.cpus_milli, task.memory_bytes)
+        job.resources_at.wrong(f"no machine can hold a task with {asked}; the largest has {largest}")
+
+
+def _size(by_gpus: bool, shape: Shape) -> tuple[object, ...]:
+    return (shape.gpus if by_gpus else 0, shape.cpus_milli, shape.memory_bytes, shape.gpus, shape.gpu_type or "")
+
+
+def _check_priority(draft: Draft, tenant: Tenant) -> None:
+    level = draft.fields.get("level")
+    if draft.priority_at is not None and level is not None and level < tenant.level:
+        draft.priority_at.wrong(
+            f"may only lower the priority: tenant {tenant.name} has level {tenant.level}, so give a level from "
+            f"{tenant.level} to {LOWEST_LEVEL}, or none"
+        )
+
+
+def _check_secrets(session: Session, draft: Draft, tenant: Tenant) -> None:
+    asked = [place for job in draft.jobs for place in job.secrets_at]
+    if asked:
+        known = session.scalars(select(Secret.name).where(Secret.tenant == tenant.name)).all()
+        _check_names(asked, f"secret of tenant {tenant.name}", known)
+
+
+def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:
+    if draft.workdir_at is None or draft.workdir is None:
+        return
+    key = (Archive.tenant == tenant.name, Archive.sha256 == draft.workdir)
+    if session.scalar(select(Archive.sha256).where(*key)) is None:
+        draft.workdir_at.wrong(
+            f"no archive of tenant {tenant.name} with this checksum; upload it with PUT /v1/archives/{draft.workdir}"
+        )
+
+
+def _in_words(size_bytes: int) -> str:
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
+        if size_bytes >= 1 << power:
+            return f"{round(size_bytes / (1 << power), 2):g} {unit}"
+    return f"{size_bytes} bytes"

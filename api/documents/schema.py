@@ -1,0 +1,137 @@
+"""The document's JSON Schema (2020-12), for the OpenAPI description, and an example.
+
+It describes; it does not judge: `workload` does, with better messages.
+"""
+
+from typing import Any
+
+from api.documents import jobs, workload
+from domain.ids import NAME_PATTERN, NAME_RULE
+from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+
+Schema = dict[str, Any]
+
+EXAMPLE: Schema = {
+    "version": 1,
+    "name": "digits",
+    "tenant": "vision",
+    "labels": {"team": "demo"},
+    "tables": ["digits"],
+    "checkpoint": {"interval": "5s", "grace": "10s", "keep": 2},
+    "limits": {"max_runtime": "1h", "max_silence": "2m", "retries": 1},
+    "jobs": [
+        {
+            "name": "trainer",
+            "role": "trainer",
+            "tasks": 2,
+            "resources": {"accelerators": ["a100:1", "v100:1"], "cpus": 1, "memory": "512MiB"},
+            "run": ["python3", "train.py"],
+            "env": {"EPOCHS": "10"},
+            "secrets": {"HF_TOKEN": "hf-token"},
+        }
+    ],
+}
+
+
+def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
+    schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    if required:
+        schema["required"] = list(required)
+    return schema | ({"description": description} if description else {})
+
+
+def _map(values: Schema, most: int, keys: str | None = None, description: str = "") -> Schema:
+    schema: Schema = {"type": "object", "additionalProperties": values, "maxProperties": most}
+    if keys is not None:
+        schema["propertyNames"] = {"pattern": keys}
+    return schema | {"description": description}
+
+
+_NAME: Schema = {"type": "string", "pattern": NAME_PATTERN, "description": NAME_RULE}
+_DURATION: Schema = {
+    "anyOf": [{"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"}, {"type": "number", "minimum": 0}],
+    "description": "30s, 10m, 2h, 1d, or a number of seconds",
+}
+_ACCELERATOR: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,2})?$"}
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_WORD: Schema = {"type": ["string", "integer"]}
+
+_RESOURCES = _object(
+    {
+        "accelerators": {
+            "anyOf": [_ACCELERATOR, {"type": "array", "items": _ACCELERATOR}],
+            "description": "GPUs of each task, such as a100:8; a list gives acceptable types in order of preference",
+        },
+        "cpus": {"type": "number", "minimum": 0.001, "default": 1},
+        "memory": {
+            "anyOf": [{"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*[KMGT]?i?B?$"}, {"type": "integer"}],
+            "default": "1GiB",
+            "description": "512MiB, 16GB, or a number of bytes",
+        },
+    },
+    description="Resources of one task",
+)
+_JOB = _object(
+    {
+        "name": _NAME,
+        "role": _NAME | {"description": "Default: the name"},
+        "tasks": {"type": "integer", "minimum": 1, "maximum": jobs.MAX_TASKS, "default": 1},
+        "resources": _RESOURCES,
+        "run": {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "description": "A script, run with /bin/sh -eu"},
+                {"type": "array", "items": _WORD, "minItems": 1, "maxItems": jobs.MAX_ARGUMENTS},
+            ]
+        },
+        "env": _map(_WORD, jobs.MAX_VARIABLES, _VARIABLE, "Environment variables"),
+        "secrets": _map(_NAME, jobs.MAX_VARIABLES, _VARIABLE, "Environment variable to the name of a tenant's secret"),
+    },
+    required=("name", "run"),
+    description="Identical tasks with a role; each task is a process group on one machine",
+)
+DOCUMENT: Schema = _object(
+    {
+        "version": {"const": workload.VERSION, "default": workload.VERSION},
+        "name": _NAME,
+        "tenant": _NAME | {"description": "May be left out where the API key has a tenant"},
+        "labels": _map({"type": "string"}, workload.MAX_LABELS, description="For filters; values are texts"),
+        "priority": {
+            "type": "integer",
+            "minimum": HIGHEST_LEVEL,
+            "maximum": LOWEST_LEVEL,
+            "description": "A level below (numerically above) the tenant's; 1 is the highest",
+        },
+        "recurring": _NAME | {"description": "Name shared by the runs of a recurring workload"},
+        "jobs": {"type": "array", "items": _JOB, "minItems": 1, "maxItems": jobs.MAX_JOBS},
+        "tables": {"type": "array", "items": _NAME, "maxItems": workload.MAX_TABLES, "description": "Input tables"},
+        "files": _map(
+            {"type": "string"}, workload.MAX_FILES, description="Relative path to text, put into the working directory"
+        ),
+        "workdir": {
+            "anyOf": [
+                _object({"archive": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}, ("archive",)),
+                {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+            ],
+            "description": "SHA-256 of an archive that was uploaded with PUT /v1/archives/{sha256}",
+        },
+        "checkpoint": _object(
+            {
+                "interval": _DURATION,
+                "grace": _DURATION,
+                "keep": {"type": "integer", "minimum": 1, "maximum": workload.MAX_KEPT},
+            }
+        ),
+        "limits": _object(
+            {
+                "max_runtime": _DURATION,
+                "max_silence": _DURATION,
+                "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
+            }
+        ),
+        "regions": _object(
+            {"allow": {"type": "array", "items": _NAME}, "exclude": {"type": "array", "items": _NAME}},
+        ),
+    },
+    required=("name", "jobs"),
+    description="A workload: a gang that gets all its resources together, in one region, or none",
+)

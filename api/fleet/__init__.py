@@ -1,0 +1,1 @@
+"""The fleet: regions, clusters and machines, and what operators do to them."""

@@ -1,0 +1,221 @@
+"""Machines: what is held on them, and cordoning and draining them."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.auth import Caller, Operator, Viewer
+from api.bodies import Body, JsonOnly, Line
+from api.openapi import refusals
+from api.problems import not_found
+from api.state import StateOf
+from api.views import ReasonView, View, reason_view, slot_list, write_audit
+from domain.ids import machine_id
+from domain.protocol import MailKind
+from domain.reasons import Reason, ReasonCode
+from infra.db import events, outbox
+from infra.db.models import Allocation, Machine, Workload
+
+router = APIRouter(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
+_PATH = "/{region}/{cluster}/{machine}"
+
+
+class CordonBody(Body):
+    """Why a machine is cordoned, in the operator's words."""
+
+    reason: Line | None = None
+
+
+class MachineView(View):
+    """A machine and what of it is held or promised."""
+
+    id: str = Field(examples=["north/alpha/m1"])
+    region: str
+    cluster: str
+    machine: str
+    rack: str
+    gpu_type: str | None
+    gpus: int
+    slots_held: list[int]
+    slots_promised: list[int] = Field(description="Held by a workload that is being evicted, and promised to another")
+    cpus: float
+    free_cpus: float
+    memory_bytes: int
+    free_memory_bytes: int
+    state: str = Field(description="joining, ready or lost")
+    cordon: ReasonView | None = Field(description="Why nothing new is placed here")
+    draining: bool
+    failed_gangs: int = Field(description="Gangs in a row that lost tasks or could not start them here")
+    address: str
+    registered_at: datetime
+    lost_at: datetime | None
+
+
+class MachineDetail(MachineView):
+    """A machine with the workloads on it, as far as the caller may see them."""
+
+    workloads: list[str]
+
+
+class MachinePage(View):
+    """A page of machines by id."""
+
+    items: list[MachineView]
+    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
+
+
+@router.get("", summary="List machines", responses=refusals(422))
+def list_machines(
+    state: StateOf,
+    _: Viewer,
+    region: Annotated[str | None, Query(description="Only this region's")] = None,
+    cluster: Annotated[str | None, Query(description="Only clusters of this name")] = None,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
+    cursor: Annotated[str | None, Query(max_length=300, description="`next_cursor` of the page before")] = None,
+) -> MachinePage:
+    """Machines by id."""
+    wanted = select(Machine).order_by(Machine.id).limit(limit + 1)
+    if region is not None:
+        wanted = wanted.where(Machine.region == region)
+    if cluster is not None:
+        wanted = wanted.where(Machine.cluster == cluster)
+    if cursor is not None:
+        wanted = wanted.where(Machine.id > cursor)
+    with state.transaction() as session:
+        rows = session.scalars(wanted).all()
+        more = rows[limit - 1].id if len(rows) > limit else None
+        return MachinePage(items=[MachineView(**_fields(row)) for row in rows[:limit]], next_cursor=more)
+
+
+@router.get(_PATH, summary="A machine", responses=refusals(404))
+def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> MachineDetail:
+    """One machine with the workloads on it."""
+    with state.transaction() as session:
+        return _detail(session, caller, _find(session, region, cluster, machine))
+
+
+@router.post(f"{_PATH}/cordon", summary="Cordon a machine", responses=refusals(404, 415, 422))
+def cordon(
+    region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
+) -> MachineDetail:
+    """Places nothing new on a machine. What runs there goes on."""
+    note = body.reason if body is not None else None
+    with state.transaction() as session:
+        row = _find(session, region, cluster, machine, lock=True)
+        reason = _cordoned_by(caller, note)
+        row.cordon = reason.to_json()
+        _record(session, caller, row, "machine.cordoned", "machine.cordon", reason)
+        return _detail(session, caller, row)
+
+
+@router.post(f"{_PATH}/uncordon", summary="Uncordon a machine", responses=refusals(404))
+def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
+    """Lets a machine be used again, and forgets the gangs that failed on it. One that is drained stays so."""
+    with state.transaction() as session:
+        row = _find(session, region, cluster, machine, lock=True)
+        if row.cordon is not None or row.failed_gangs:
+            row.cordon = None
+            row.failed_gangs = 0
+            _record(session, caller, row, "machine.uncordoned", "machine.uncordon", None)
+        return _detail(session, caller, row)
+
+
+@router.post(f"{_PATH}/drain", summary="Drain a machine", responses=refusals(404, 415, 422))
+def drain(
+    region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
+) -> MachineDetail:
+    """Cordons a machine and sends what runs there back to the queue after a checkpoint, to be placed elsewhere."""
+    with state.transaction() as session:
+        row = _find(session, region, cluster, machine, lock=True)
+        reason = _cordoned_by(caller, body.reason if body is not None else None)
+        row.draining = True
+        if row.cordon is None:
+            row.cordon = reason.to_json()
+        live = select(Allocation).where(Allocation.machine == row.id, Allocation.released_at.is_(None))
+        for allocation in session.scalars(live.order_by(Allocation.workload)):
+            outbox.mail(
+                session,
+                allocation.workload,
+                MailKind.PREEMPT,
+                allocation.attempt,
+                machine=row.id,
+                by=caller.id,
+                code=ReasonCode.MACHINE_DRAINED.value,
+            )
+        _record(session, caller, row, "machine.draining", "machine.drain", reason)
+        return _detail(session, caller, row)
+
+
+@router.post(f"{_PATH}/undrain", summary="Undrain a machine", responses=refusals(404))
+def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
+    """Ends a drain, and the cordon that came with it. A cordon that mizzen set stays until `uncordon`."""
+    with state.transaction() as session:
+        row = _find(session, region, cluster, machine, lock=True)
+        if row.draining:
+            row.draining = False
+            if row.cordon is not None and row.cordon.get("code") == ReasonCode.CORDONED_BY_OPERATOR:
+                row.cordon = None
+            _record(session, caller, row, "machine.undrained", "machine.undrain", None)
+        return _detail(session, caller, row)
+
+
+def _cordoned_by(caller: Caller, note: str | None) -> Reason:
+    return Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": caller.id} | ({"note": note} if note else {}))
+
+
+def _find(session: Session, region: str, cluster: str, machine: str, *, lock: bool = False) -> Machine:
+    # A name with a slash in it could mean another machine; there are none such.
+    name = machine_id(region, cluster, machine)
+    row = session.get(Machine, name, with_for_update=lock) if name.count("/") == 2 else None
+    if row is None:
+        raise not_found("machine", name)
+    return row
+
+
+def _record(session: Session, caller: Caller, row: Machine, kind: str, action: str, reason: Reason | None) -> None:
+    events.record(session, kind, region=row.region, machine=row.id, reason=reason, detail={"by": caller.id})
+    note = reason.detail.get("note") if reason is not None else None
+    write_audit(session, caller, action, row.id, note=note)
+    outbox.wake_scheduler(session)
+
+
+def _detail(session: Session, caller: Caller, row: Machine) -> MachineDetail:
+    session.flush()
+    live = (
+        select(Workload.id)
+        .join(Allocation, Allocation.workload == Workload.id)
+        .where(Allocation.machine == row.id, Allocation.released_at.is_(None))
+    )
+    if caller.tenant is not None:
+        live = live.where(Workload.tenant == caller.tenant)
+    workloads = session.scalars(live.order_by(Workload.id)).all()
+    return MachineDetail(**_fields(row), workloads=list(workloads))
+
+
+def _fields(row: Machine) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "region": row.region,
+        "cluster": row.cluster,
+        "machine": row.id.rpartition("/")[2],
+        "rack": row.rack,
+        "gpu_type": row.gpu_type,
+        "gpus": row.gpus,
+        "slots_held": slot_list(row.held),
+        "slots_promised": slot_list(row.promised),
+        "cpus": row.cpus_milli / 1000,
+        "free_cpus": row.free_cpus_milli / 1000,
+        "memory_bytes": row.memory_bytes,
+        "free_memory_bytes": row.free_memory_bytes,
+        "state": row.state,
+        "cordon": reason_view(row.cordon),
+        "draining": row.draining,
+        "failed_gangs": row.failed_gangs,
+        "address": row.address,
+        "registered_at": row.registered_at,
+        "lost_at": row.lost_at,
+    }

@@ -1,0 +1,144 @@
+"""Prometheus metrics: numbers of the whole installation from Postgres, and of this process's requests."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.streams.hub import Hub
+from api.workloads.reading import PREEMPTIONS
+from domain.phases import QUEUED_PHASES, Phase
+from infra.db.session import transaction
+
+_log = logging.getLogger(__name__)
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_KEEP_S = 1.0
+"""Scrapes closer than this get the same numbers: the endpoint is open to all, and counting costs something."""
+
+
+class Installation(Collector):
+    """Numbers that Postgres has."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: tuple[float, list[Metric]] = (float("-inf"), [])
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not ask the database."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """All metric families; without Postgres only that it is away."""
+        at, families = self._kept
+        if time.monotonic() - at < _KEEP_S:
+            return families
+        is_up = GaugeMetricFamily("mizzen_database_up", "1 if Postgres answers")
+        try:
+            families = [*self._read(), is_up]
+            is_up.add_metric([], 1)
+        except SQLAlchemyError as error:
+            _log.warning("metrics: %s", str(error).splitlines()[0])
+            families = [is_up]
+            is_up.add_metric([], 0)
+        self._kept = (time.monotonic(), families)
+        return families
+
+    def _read(self) -> Iterator[Metric]:
+        with transaction(self._engine) as session:
+
+            def rows(sql: str, **values: object) -> list[tuple[object, ...]]:
+                return [tuple(row) for row in session.execute(text(sql), values)]
+
+            phases = {str(phase): 0.0 for phase in Phase}
+            for phase, count in rows("select phase, count(*) from workload group by phase"):
+                phases[str(phase)] = _number(count)
+            workloads = GaugeMetricFamily("mizzen_workloads", "Workloads by phase", labels=["phase"])
+            for name, number in phases.items():
+                workloads.add_metric([name], number)
+            yield workloads
+            queued = sum(phases[phase] for phase in QUEUED_PHASES)
+            yield GaugeMetricFamily("mizzen_queue_length", "Workloads in the queue", value=queued)
+            slots = GaugeMetricFamily(
+                "mizzen_gpu_slots", "GPU slots of machines that are not lost", labels=["region", "gpu_type", "state"]
+            )
+            for region, gpu_type, *counts in rows(
+                "select region, gpu_type, sum(gpus), sum(bit_count(held::bit(64))), sum(bit_count(promised::bit(64)))"
+                " from machine where gpu_type is not null and state <> 'lost' group by region, gpu_type order by 1, 2"
+            ):
+                for state, count in zip(("total", "held", "promised"), counts, strict=True):
+                    slots.add_metric([str(region), str(gpu_type), state], _number(count))
+            yield slots
+            machines = GaugeMetricFamily("mizzen_machines", "Machines by region and state", labels=["region", "state"])
+            for region, kind, count in rows("select region, state, count(*) from machine group by 1, 2 order by 1, 2"):
+                machines.add_metric([str(region), str(kind)], _number(count))
+            yield machines
+            unusable = rows("select count(*) from machine where cordon is not null or draining")[0][0]
+            yield GaugeMetricFamily("mizzen_machines_cordoned", "Machines cordoned or drained", value=_number(unusable))
+            backlog, age_s = rows(
+                "select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0) from outbox"
+                " where delivered_at is null"
+            )[0]
+            yield GaugeMetricFamily("mizzen_outbox_backlog", "Mail not delivered yet", value=_number(backlog))
+            yield GaugeMetricFamily(
+                "mizzen_outbox_oldest_seconds", "Age of the oldest of it", value=max(0.0, _number(age_s))
+            )
+            preempted = rows(
+                "select count(*) from attempt where outcome ->> 'code' = any(:codes)",
+                codes=[code.value for code in PREEMPTIONS],
+            )[0][0]
+            yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+
+
+def _number(value: object) -> float:
+    return float(str(value)) if value is not None else 0.0
+
+
+class Metrics:
+    """The registry of one process."""
+
+    def __init__(self, engine: Engine, hub: Hub) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.requests = Counter(
+            "mizzen_api_requests", "Requests", ["method", "route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "mizzen_api_request_seconds", "Time to the first byte of an answer", ["method", "route"],
+            buckets=_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        followers = Gauge("mizzen_api_followers", "Streams that are followed", registry=self.registry)
+        followers.set_function(lambda: float(hub.followers))
+        self.registry.register(Installation(engine))
+
+
+class Counting:
+    """ASGI middleware: counts requests by route, so that ids do not become labels."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._metrics.requests.labels(method, route, str(message["status"])).inc()
+                self._metrics.seconds.labels(method, route).observe(time.perf_counter() - began_s)
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

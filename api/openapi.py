@@ -1,0 +1,86 @@
+"""The OpenAPI description: problem documents for every refusal, and what FastAPI adds that is not so."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.problems import MEDIA_TYPE, ProblemView
+
+DESCRIPTION = """
+Submit gang workloads, watch and steer them, and see the fleet that they run on.
+
+* Every refusal is a problem document (RFC 9457) with a stable `type`; several things that are wrong come together in
+  `errors`, each with its path.
+* A key with a tenant sees and touches only that tenant's things: another's are as if they were not there (404).
+* Each operation names the least role that it needs (viewer, submitter, operator) in its security requirement.
+* Priority 1 is the highest and 7 the lowest. Times are ISO 8601 with a zone, sizes are bytes, CPUs are cores.
+"""
+_TAGS = [
+    {"name": "workloads", "description": "Submit, list, change"},
+    {"name": "following", "description": "Events, logs, reasons and the queue"},
+    {"name": "tenants", "description": "Tenants, their quotas and secrets, and API keys"},
+    {"name": "fleet", "description": "Regions, clusters and machines"},
+    {"name": "data", "description": "Tables, replicas and uploaded archives"},
+    {"name": "service", "description": "This process"},
+]
+_DESCRIPTIONS = {
+    400: "The request is malformed",
+    401: "No valid API key",
+    403: "The key's role does not allow this",
+    404: "There is no such thing, or it is another tenant's",
+    409: "The present state does not allow this",
+    410: "It was deleted after its time",
+    413: "The body is too large",
+    415: "The media type is not understood",
+    422: "The request is not valid: `errors` tells everything that is wrong",
+    503: "A part of the system does not answer now; nothing was changed",
+}
+PROBLEM_REF = {"$ref": "#/components/schemas/Problem"}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem answers of an operation, for `responses=`."""
+    return {status: _refusal(status) for status in statuses}
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    return {"description": _DESCRIPTIONS[status], "content": {MEDIA_TYPE: {"schema": PROBLEM_REF}}}
+
+
+def install(app: FastAPI, components: dict[str, Any]) -> None:
+    """Gives `app` its description; `components` are schemas that operations refer to by name."""
+
+    def description() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _describe(app, components)
+        return app.openapi_schema
+
+    app.openapi = description  # type: ignore[method-assign]
+
+
+def _describe(app: FastAPI, components: dict[str, Any]) -> dict[str, Any]:
+    document = get_openapi(
+        title="mizzen", version=app.version, description=DESCRIPTION, routes=app.routes, tags=_TAGS,
+        openapi_version="3.1.0",
+    )  # fmt: skip
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    problem = ProblemView.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(problem.pop("$defs", {}))
+    schemas["Problem"] = problem
+    schemas.update(components)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            responses = operation["responses"]
+            if "422" in responses and MEDIA_TYPE not in responses["422"].get("content", {}):
+                responses["422"] = _refusal(422)
+            if path.startswith("/v1/"):
+                for status in (400, 401, 403, 503):
+                    responses.setdefault(str(status), _refusal(status))
+                if method in ("post", "put", "patch"):
+                    responses.setdefault("413", _refusal(413))
+                    responses.setdefault("415", _refusal(415))
+            operation["responses"] = dict(sorted(responses.items()))
+    return document

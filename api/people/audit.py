@@ -1,0 +1,47 @@
+"""The audit list: who changed what."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+
+from api.auth import Viewer
+from api.openapi import refusals
+from api.state import StateOf
+from api.views import AuditView, View
+from infra.db.models import Audit
+
+router = APIRouter(prefix="/v1", tags=["tenants"])
+
+
+class AuditPage(View):
+    """A page of changes, newest first."""
+
+    items: list[AuditView]
+    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
+
+
+@router.get("/audit", summary="Who changed what", responses=refusals(422))
+def list_audit(
+    state: StateOf,
+    caller: Viewer,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next_cursor` of the last page")] = None,
+) -> AuditPage:
+    """Changes, newest first; for a key with a tenant, those that concern it."""
+    with state.transaction() as session:
+        wanted = select(Audit).order_by(Audit.id.desc()).limit(limit + 1)
+        if caller.tenant is not None:
+            wanted = wanted.where(Audit.tenant == caller.tenant)
+        if cursor is not None:
+            wanted = wanted.where(Audit.id < int(cursor))
+        rows = session.scalars(wanted).all()
+        items = [
+            AuditView(
+                id=row.id, at=row.at, actor=row.actor, tenant=row.tenant, action=row.action, target=row.target,
+                detail=row.detail,
+            )
+            for row in rows[:limit]
+        ]  # fmt: skip
+        return AuditPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)

@@ -1,0 +1,135 @@
+"""API keys, and whose key a request carries."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+from sqlalchemy import func, select
+
+from api.auth import Operator, Role, Viewer
+from api.bodies import Body, JsonOnly, Line, Name
+from api.openapi import refusals
+from api.problems import Kind, Problem, invalid, not_found
+from api.state import StateOf
+from api.views import View, write_audit
+from infra.db.models import ApiKey, Tenant
+from infra.keys import new_api_key
+
+router = APIRouter(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
+
+
+class KeyBody(Body):
+    """A new key's role and tenant. An operator has no tenant, a submitter has one, a viewer may."""
+
+    role: Role
+    tenant: Name | None = None
+    label: Line = ""
+
+
+class KeyView(View):
+    """An API key, without the key itself."""
+
+    id: str
+    role: Role
+    tenant: str | None
+    label: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class NewKeyView(KeyView):
+    """A new API key. The key itself is shown this once; only its hash is kept."""
+
+    key: Annotated[str, Field(json_schema_extra={"readOnly": True})]
+
+
+class KeyList(View):
+    """Keys, oldest first."""
+
+    items: list[KeyView]
+
+
+class IdentityView(View):
+    """Whose key a request carries."""
+
+    id: str
+    role: Role
+    tenant: str | None
+    label: str
+
+
+@router.get("/whoami", summary="Whose key this is")
+def whoami(caller: Viewer) -> IdentityView:
+    """The key's id, role and tenant."""
+    return IdentityView(id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label)
+
+
+@router.get("/keys", summary="List API keys")
+def list_keys(state: StateOf, _: Operator) -> KeyList:
+    """All keys, revoked ones too."""
+    with state.transaction() as session:
+        rows = session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))
+        return KeyList(items=[KeyView(**_fields(row)) for row in rows])
+
+
+@router.get("/keys/{id}", summary="An API key", responses=refusals(404))
+def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
+    """One key."""
+    with state.transaction() as session:
+        row = session.get(ApiKey, id)
+        if row is None:
+            raise not_found("API key", id)
+        return KeyView(**_fields(row))
+
+
+@router.post("/keys", status_code=201, summary="Make an API key", responses=refusals(415, 422))
+def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
+    """Makes a key. The answer is the only place where the key itself is ever shown."""
+    if body.role is Role.OPERATOR and body.tenant is not None:
+        raise invalid("tenant", "an operator's key has no tenant; leave it out", body.tenant)
+    if body.role is Role.SUBMITTER and body.tenant is None:
+        raise invalid("tenant", "a submitter's key needs a tenant")
+    key_id, key, digest = new_api_key()
+    with state.transaction() as session:
+        if body.tenant is not None and session.get(Tenant, body.tenant) is None:
+            raise invalid("tenant", "there is no such tenant", body.tenant)
+        row = ApiKey(id=key_id, sha256=digest, role=body.role.value, tenant=body.tenant, label=body.label)
+        session.add(row)
+        session.flush()
+        session.refresh(row)
+        write_audit(session, caller, "key.create", key_id, tenant=body.tenant, role=body.role.value, label=body.label)
+        return NewKeyView(**_fields(row), key=key)
+
+
+@router.delete("/keys/{id}", status_code=204, summary="Revoke an API key", responses=refusals(404, 409))
+def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
+    """Makes a key useless from now on. The last operator's key cannot be revoked."""
+    with state.transaction() as session:
+        # All operators' keys are locked, so that two of them cannot revoke each other at once.
+        operators = session.scalars(
+            select(ApiKey.id)
+            .where(ApiKey.role == Role.OPERATOR.value, ApiKey.tenant.is_(None), ApiKey.revoked_at.is_(None))
+            .order_by(ApiKey.id)
+            .with_for_update()
+        ).all()
+        row = session.get(ApiKey, id)
+        if row is None:
+            raise not_found("API key", id)
+        if operators == [id]:
+            raise Problem(Kind.CONFLICT, "this is the last operator's key; make another one before you revoke it")
+        if row.revoked_at is None:
+            row.revoked_at = func.now()
+            write_audit(session, caller, "key.revoke", id, tenant=row.tenant)
+    return Response(status_code=204)
+
+
+def _fields(row: ApiKey) -> dict[str, object]:
+    return {
+        "id": row.id,
+        "role": row.role,
+        "tenant": row.tenant,
+        "label": row.label,
+        "created_at": row.created_at,
+        "revoked_at": row.revoked_at,
+    }

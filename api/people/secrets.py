@@ -1,0 +1,90 @@
+"""A tenant's secrets: written and named, never read back."""
+
+from datetime import datetime
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from api.auth import Submitter, Viewer
+from api.bodies import Body, JsonOnly, Name
+from api.openapi import refusals
+from api.problems import Kind, Problem, not_found
+from api.state import State, StateOf
+from api.views import View, write_audit
+from infra.db.models import Secret, Tenant
+from infra.errors import ConfigurationError
+from infra.keys import encrypt_secret, load_master_key
+
+MAX_SECRET = 32 << 10
+router = APIRouter(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependencies=[JsonOnly])
+
+
+class SecretBody(Body):
+    """A secret's value. It goes to the tasks that name it, and nowhere else."""
+
+    value: str = Field(min_length=1, max_length=MAX_SECRET, json_schema_extra={"writeOnly": True})
+
+
+class SecretView(View):
+    """A secret's name."""
+
+    name: str
+    updated_at: datetime
+
+
+class SecretList(View):
+    """Secrets by name."""
+
+    items: list[SecretView]
+
+
+@router.get("", summary="List a tenant's secrets", responses=refusals(404))
+def list_secrets(name: str, state: StateOf, caller: Viewer) -> SecretList:
+    """The names of the secrets; their values never leave."""
+    caller.require_tenant(name)
+    with state.transaction() as session:
+        if session.get(Tenant, name) is None:
+            raise not_found("tenant", name)
+        rows = session.scalars(select(Secret).where(Secret.tenant == name).order_by(Secret.name))
+        return SecretList(items=[SecretView(name=row.name, updated_at=row.updated_at) for row in rows])
+
+
+@router.put("/{secret}", summary="Make or replace a secret", responses=refusals(404, 415, 422))
+def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller: Submitter) -> SecretView:
+    """Stores a value, encrypted with the installation's master key. Attempts that start later get the new one."""
+    caller.require_tenant(name)
+    box = encrypt_secret(_master_key(state), body.value)
+    with state.transaction() as session:
+        if session.get(Tenant, name) is None:
+            raise not_found("tenant", name)
+        row = insert(Secret).values(tenant=name, name=secret, box=box)
+        updated_at = session.execute(
+            row.on_conflict_do_update(
+                index_elements=["tenant", "name"], set_={"box": row.excluded.box, "updated_at": func.now()}
+            ).returning(Secret.updated_at)
+        ).scalar_one()
+        write_audit(session, caller, "secret.set", f"{name}/{secret}", tenant=name)
+        return SecretView(name=secret, updated_at=updated_at)
+
+
+@router.delete("/{secret}", status_code=204, summary="Delete a secret", responses=refusals(404))
+def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> Response:
+    """Deletes a secret. Workloads that name it fail at their next start."""
+    caller.require_tenant(name)
+    with state.transaction() as session:
+        gone = delete(Secret).where(Secret.tenant == name, Secret.name == secret).returning(Secret.name)
+        if session.execute(gone).first() is None:
+            raise not_found(f"secret of tenant {name}", secret)
+        write_audit(session, caller, "secret.delete", f"{name}/{secret}", tenant=name)
+    return Response(status_code=204)
+
+
+def _master_key(state: State) -> bytes:
+    try:
+        return load_master_key(state.settings.master_key_path)
+    except ConfigurationError:
+        raise Problem(
+            Kind.NOT_READY, "the API process has no master key, so that it cannot keep secrets; set master_key"
+        ) from None

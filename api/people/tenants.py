@@ -1,0 +1,149 @@
+"""Tenants, their levels, quotas and present use."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.orm import Session
+
+from api.auth import Operator, Viewer
+from api.bodies import Body, JsonOnly, Name
+from api.openapi import refusals
+from api.problems import Kind, Problem, not_found
+from api.state import StateOf
+from api.views import ResourcesView, View, write_audit
+from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from infra.db import events, outbox
+from infra.db.models import ApiKey, Archive, Attempt, Secret, Tenant, Workload
+
+router = APIRouter(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
+_MOST = 10**9
+
+GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class Quota(Body):
+    """GPU slots by type, and CPUs in cores. A type that is not named has a quota of 0; null CPUs are no limit."""
+
+    gpus: dict[GpuType, Annotated[int, Field(ge=0, le=_MOST, strict=True)]] = Field(
+        default_factory=dict, max_length=1000, examples=[{"a100": 8}]
+    )
+    cpus: Annotated[float, Field(ge=0, le=_MOST)] | None = None
+
+
+class TenantBody(Body):
+    """A tenant's level and quota."""
+
+    level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, description="1 is the highest", examples=[3])
+    quota: Quota = Quota()
+
+
+class TenantView(View):
+    """A tenant with its level, quota and present use."""
+
+    name: str
+    level: int
+    quota: ResourcesView
+    used: ResourcesView
+
+
+class TenantList(View):
+    """Tenants by name."""
+
+    items: list[TenantView]
+
+
+@router.get("", summary="List tenants")
+def list_tenants(state: StateOf, caller: Viewer) -> TenantList:
+    """All tenants; for a key with a tenant, its own."""
+    with state.transaction() as session:
+        wanted = select(Tenant).order_by(Tenant.name)
+        if caller.tenant is not None:
+            wanted = wanted.where(Tenant.name == caller.tenant)
+        rows = session.scalars(wanted).all()
+        used = _used(session)
+        return TenantList(items=[_view(row, used) for row in rows])
+
+
+@router.get("/{name}", summary="A tenant", responses=refusals(404))
+def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
+    """One tenant."""
+    caller.require_tenant(name)
+    with state.transaction() as session:
+        return _view(_find(session, name), _used(session))
+
+
+@router.put("/{name}", summary="Make or replace a tenant", responses=refusals(415, 422))
+def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -> TenantView:
+    """Makes a tenant, or replaces its level and quota. Running workloads stay; the next scan counts anew."""
+    with state.transaction() as session:
+        row = session.get(Tenant, name, with_for_update=True)
+        action = "tenant.change"
+        if row is None:
+            row = Tenant(name=name)
+            session.add(row)
+            action = "tenant.create"
+        cpus = body.quota.cpus
+        row.level = body.level
+        row.quota_gpus = dict(body.quota.gpus)
+        row.quota_cpus_milli = None if cpus is None else round(cpus * 1000)
+        session.flush()
+        said = body.model_dump(mode="json")
+        events.record(session, "tenant.changed", tenant=name, detail={"by": caller.id, **said})
+        write_audit(session, caller, action, name, tenant=name, **said)
+        outbox.wake_scheduler(session)
+        return _view(row, _used(session))
+
+
+@router.delete("/{name}", status_code=204, summary="Delete a tenant", responses=refusals(404, 409))
+def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
+    """Deletes a tenant with its secrets and archives. Refused while it has workloads or keys that are not revoked."""
+    with state.transaction() as session:
+        row = _find(session, name)
+        workloads = session.scalar(select(func.count()).where(Workload.tenant == name))
+        keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.revoked_at.is_(None)))
+        if workloads or keys:
+            raise Problem(
+                Kind.CONFLICT,
+                f"tenant {name} still has {workloads} workloads (ended ones stay for a while) and {keys} API keys",
+            )
+        for kind in (ApiKey, Secret, Archive):
+            session.execute(delete(kind).where(kind.tenant == name))
+        session.delete(row)
+        write_audit(session, caller, "tenant.delete", name, tenant=name)
+        outbox.wake_scheduler(session)
+    return Response(status_code=204)
+
+
+def _find(session: Session, name: str) -> Tenant:
+    row = session.get(Tenant, name)
+    if row is None:
+        raise not_found("tenant", name)
+    return row
+
+
+def _used(session: Session) -> dict[str, ResourcesView]:
+    """What each tenant's live attempts hold."""
+    live = Attempt.released_at.is_(None)
+    joined = select(Workload.tenant, func.sum(Attempt.cpus_milli)).join(Attempt, Attempt.workload == Workload.id)
+    cpus = session.execute(joined.where(live).group_by(Workload.tenant)).all()
+    gpus: dict[str, dict[str, int]] = {}
+    for tenant, gpu_type, slots in session.execute(
+        text(
+            "select w.tenant, g.key, sum(g.value::bigint) from attempt as a join workload as w on w.id = a.workload,"
+            " jsonb_each_text(a.gpu_types) as g where a.released_at is null group by w.tenant, g.key order by g.key"
+        )
+    ):
+        gpus.setdefault(tenant, {})[gpu_type] = int(slots)
+    return {tenant: ResourcesView(gpus=gpus.get(tenant, {}), cpus=float(milli) / 1000) for tenant, milli in cpus}
+
+
+def _view(row: Tenant, used: dict[str, ResourcesView]) -> TenantView:
+    cpus = row.quota_cpus_milli
+    return TenantView(
+        name=row.name,
+        level=row.level,
+        quota=ResourcesView(gpus=row.quota_gpus, cpus=None if cpus is None else cpus / 1000),
+        used=used.get(row.name, ResourcesView(gpus={}, cpus=0.0)),
+    )

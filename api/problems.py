@@ -1,0 +1,260 @@
+"""Errors as problem documents (RFC 9457), of a closed list of types whose URIs never change."""
+
+import logging
+import math
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:mizzen:problem:"
+MAX_ERRORS = 100
+"""Errors listed in one answer at most."""
+_MAX_SHOWN = 200
+_log = logging.getLogger(__name__)
+
+
+class Kind(StrEnum):
+    """The closed list of problem types; `TYPE_PREFIX` and the value make the URI."""
+
+    MALFORMED_REQUEST = "malformed-request"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not-found"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    CONFLICT = "conflict"
+    WRONG_PHASE = "wrong-phase"
+    GONE = "gone"
+    TOO_LARGE = "too-large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type"
+    INVALID_REQUEST = "invalid-request"
+    INVALID_DOCUMENT = "invalid-document"
+    IDEMPOTENCY_MISMATCH = "idempotency-mismatch"
+    TOO_MANY_FOLLOWERS = "too-many-followers"
+    DATABASE_UNAVAILABLE = "database-unavailable"
+    SCHEDULER_UNAVAILABLE = "scheduler-unavailable"
+    STORAGE_UNAVAILABLE = "storage-unavailable"
+    NOT_READY = "not-ready"
+    INTERNAL = "internal"
+
+
+_KINDS: dict[Kind, tuple[int, str]] = {
+    Kind.MALFORMED_REQUEST: (400, "The request is malformed"),
+    Kind.UNAUTHENTICATED: (401, "A valid API key is needed"),
+    Kind.FORBIDDEN: (403, "The API key's role does not allow this"),
+    Kind.NOT_FOUND: (404, "There is no such thing"),
+    Kind.METHOD_NOT_ALLOWED: (405, "This method is not allowed here"),
+    Kind.CONFLICT: (409, "The present state does not allow this"),
+    Kind.WRONG_PHASE: (409, "The workload's phase does not allow this"),
+    Kind.GONE: (410, "It was deleted after its time"),
+    Kind.TOO_LARGE: (413, "The body is too large"),
+    Kind.UNSUPPORTED_MEDIA_TYPE: (415, "This media type is not understood here"),
+    Kind.INVALID_REQUEST: (422, "The request is not valid"),
+    Kind.INVALID_DOCUMENT: (422, "The workload document is not valid"),
+    Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was used for another body"),
+    Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are followed"),
+    Kind.DATABASE_UNAVAILABLE: (503, "The database does not answer"),
+    Kind.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not answer"),
+    Kind.STORAGE_UNAVAILABLE: (503, "The object store does not answer"),
+    Kind.NOT_READY: (503, "Not ready yet"),
+    Kind.INTERNAL: (500, "A fault of the server's"),
+}
+_RETRY_AFTER = {"Retry-After": "1"}
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One of the things that are wrong with a document or request."""
+
+    path: str
+    """Where: `jobs[0].resources.accelerators`; empty for the whole."""
+    message: str
+    value: object = None
+    """What is there; None also where nothing is."""
+    suggestion: str | None = None
+    """The nearest known key or name, for a misspelt one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as a problem document lists it."""
+        body: dict[str, Any] = {"path": self.path, "message": self.message}
+        if self.value is not None:
+            body["value"] = shown(self.value)
+        if self.suggestion is not None:
+            body["suggestion"] = self.suggestion
+        return body
+
+
+class Problem(HTTPException):
+    """An error answer. Raised anywhere below a request, it becomes a problem document."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        errors: Iterable[FieldError] = (),
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        status, self.title = _KINDS[kind]
+        super().__init__(status, detail, headers)
+        self.kind = kind
+        self.errors = tuple(errors)
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem document."""
+        body: dict[str, Any] = {
+            "type": TYPE_PREFIX + self.kind.value,
+            "title": self.title,
+            "status": self.status_code,
+            "detail": str(shown(self.detail, 2000)),
+        }
+        if self.errors:
+            body["errors"] = [error.to_json() for error in self.errors[:MAX_ERRORS]]
+        return body
+
+    def response(self) -> Response:
+        """The answer."""
+        return JSONResponse(self.to_json(), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
+
+
+class FieldErrorView(BaseModel):
+    """One of the things that are wrong with a document or request."""
+
+    path: str = Field(examples=["jobs[0].resources.accelerators"])
+    message: str
+    value: Any = None
+    suggestion: str | None = None
+
+
+class ProblemView(BaseModel):
+    """A problem document (RFC 9457). `type` is stable: programs look at it, and nobody parses `detail`."""
+
+    model_config = ConfigDict(title="Problem")
+    type: str = Field(examples=["urn:mizzen:problem:invalid-document"])
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldErrorView] | None = None
+
+
+def not_found(what: str, name: str) -> Problem:
+    """404: there is no `what` of this name, or none that the caller may see."""
+    return Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+
+
+def invalid(path: str, message: str, value: object = None, suggestion: str | None = None) -> Problem:
+    """422 for one field of a request."""
+    error = FieldError(path, message, value, suggestion)
+    return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
+
+
+def database_unavailable() -> Problem:
+    """503: Postgres does not answer."""
+    detail = "Postgres does not answer now; nothing was changed unless a retry finds it"
+    return Problem(Kind.DATABASE_UNAVAILABLE, detail, headers=_RETRY_AFTER)
+
+
+def shown(value: object, limit: int = _MAX_SHOWN) -> Any:
+    """`value` as an answer repeats it: short, and always valid JSON."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 1 << 53:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, bytes):
+        value = value[: limit + 1].decode(errors="replace")
+    if not isinstance(value, str):
+        try:
+            value = reprlib.repr(value)
+        except ValueError:  # an integer of thousands of digits
+            value = "a very large number"
+    text = value if len(value) <= limit else value[:limit] + "..."
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def field_path(parts: Iterable[object]) -> str:
+    """`("jobs", 0, "name")` as `jobs[0].name`."""
+    out = ""
+    for part in parts:
+        out += f"[{part}]" if isinstance(part, int) else f".{part}" if out else str(part)
+    return str(shown(out))
+
+
+def _of_validation(error: RequestValidationError, request: Request) -> Problem:
+    errors = []
+    is_secret = "/secrets/" in request.url.path  # whose value no answer repeats
+    for found in error.errors():
+        if found["type"] == "json_invalid":
+            at = found["loc"][-1]
+            reason = found.get("ctx", {}).get("error", "")
+            return Problem(Kind.MALFORMED_REQUEST, f"the body is not JSON: {reason} at character {at}")
+        place, *rest = found["loc"]
+        path = field_path(rest) if place == "body" else field_path([place, *rest])
+        value = None if is_secret or found["type"] == "missing" else found.get("input")
+        errors.append(FieldError(path, str(found["msg"]).removeprefix("Value error, "), value))
+    detail = "; ".join(f"{e.path}: {e.message}" if e.path else e.message for e in errors[:5])
+    return Problem(Kind.INVALID_REQUEST, detail, errors=errors)
+
+
+_OF_STATUS = {
+    400: Kind.MALFORMED_REQUEST,
+    404: Kind.NOT_FOUND,
+    405: Kind.METHOD_NOT_ALLOWED,
+    413: Kind.TOO_LARGE,
+    415: Kind.UNSUPPORTED_MEDIA_TYPE,
+}
+
+
+def _of_http(error: HTTPException, request: Request) -> Problem:
+    kind = _OF_STATUS.get(error.status_code, Kind.MALFORMED_REQUEST)
+    detail = {
+        Kind.NOT_FOUND: f"there is nothing at {shown(request.url.path)}; /openapi.json lists what is there",
+        Kind.METHOD_NOT_ALLOWED: f"{request.method} is not allowed at {shown(request.url.path)}",
+        Kind.MALFORMED_REQUEST: "the body is not valid JSON",
+    }.get(kind, str(error.detail))
+    return Problem(kind, detail, headers=dict(error.headers or {}))
+
+
+def of_database(error: Exception) -> Problem:
+    """The problem for an error that Postgres, or the way to it, raised."""
+    if isinstance(error, DataError):
+        return Problem(Kind.INVALID_REQUEST, "a value is out of the range of what can be stored")
+    if isinstance(error, IntegrityError):
+        return Problem(Kind.CONFLICT, "what this depends on was changed at the same time; look again and retry")
+    _log.warning("database: %s", str(error).splitlines()[0])
+    return database_unavailable()
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of `app` a problem document."""
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return (error if isinstance(error, Problem) else _of_http(error, request)).response()
+
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _of_validation(error, request).response()
+
+    async def database(_request: Request, error: Exception) -> Response:
+        return of_database(error).response()
+
+    async def fault(_request: Request, _error: Exception) -> Response:
+        return Problem(Kind.INTERNAL, "an unexpected error, which the server's log tells of").response()
+
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, validation)
+    for kind in (OperationalError, InterfaceError, PoolTimeout, DataError, IntegrityError):
+        app.add_exception_handler(kind, database)
+    app.add_exception_handler(Exception, fault)

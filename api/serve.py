@@ -1,0 +1,93 @@
+"""Serving the API with uvicorn until SIGINT or SIGTERM."""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from api.app import create_app
+from infra.config import Settings, load_settings
+from infra.errors import MizzenError, StackError
+
+GRACEFUL_S = 10
+"""How long requests that are being answered may take at a shutdown; streams end at once."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with shutdowns of our own.
+
+    Streams are told of one: uvicorn would wait for them, and they would go on. One that was asked for is no failure,
+    so the signal is not raised again at its end.
+    """
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks for a shutdown; a second Ctrl-C does not wait for what is being answered."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        app = self.config.app
+        state = getattr(app, "state", None)
+        if state is not None:
+            state.mizzen.hub.close()
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any that is free.
+
+    Raises:
+        StackError: the port is taken, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise StackError(
+            f"api.port: port {port} on {host} is not free ({error.strerror}); stop what uses it or choose another port"
+        ) from None
+
+
+def serve(settings: Settings, listener: socket.socket | None = None) -> None:
+    """Serves until SIGINT or SIGTERM, on `listener` or else on the configured host and port.
+
+    Raises:
+        StackError: the port is taken.
+        ConfigurationError: there is no URL of a database.
+    """
+    app = create_app(settings)
+    listener = listener or listen(settings.api.host, settings.api.port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_S,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    with listener:
+        Server(config).run(sockets=[listener])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line: `python -m api.serve [--config FILE]`."""
+    parser = argparse.ArgumentParser(prog="mizzen-api", description="Serves mizzen's REST API.")
+    parser.add_argument("--config", type=Path, help="YAML file of settings")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(load_settings(given.config))
+    except MizzenError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

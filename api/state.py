@@ -1,0 +1,80 @@
+"""What the endpoints share: settings, the database, object stores, the hub of followers and the way to Temporal."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Annotated, TypeVar
+
+import anyio
+import anyio.to_thread
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from temporalio.client import Client
+
+from api.metrics import Metrics
+from api.streams.hub import Hub
+from infra.config import Settings
+from infra.db.session import open_engine, transaction
+from infra.errors import ConfigurationError
+from infra.objects import ObjectStore, open_store
+from infra.temporal_client import connect
+
+T = TypeVar("T")
+_POOL = 16
+_STREAM_THREADS = 8
+"""Threads that read for streams: a slow object store cannot take those of ordinary requests."""
+
+
+class State:
+    """The shared parts of one API process."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.database is None:
+            raise ConfigurationError("database: not set; the API needs the URL of a migrated Postgres")
+        self.settings = settings
+        self.engine: Engine = open_engine(settings.database, pool_size=_POOL, application="mizzen-api")
+        self.hub = Hub(self.engine)
+        self.metrics = Metrics(self.engine, self.hub)
+        self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
+        """The store of a bucket's URL."""
+        self._temporal: Client | None = None
+        self._temporal_lock = asyncio.Lock()
+        self._stream_threads: anyio.CapacityLimiter | None = None
+
+    def transaction(self) -> AbstractContextManager[Session]:
+        """A session in one transaction, as `infra.db.session.transaction`."""
+        return transaction(self.engine)
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Calls a blocking function for a stream, in one of the streams' own threads."""
+        if self._stream_threads is None:
+            self._stream_threads = anyio.CapacityLimiter(_STREAM_THREADS)
+        return await anyio.to_thread.run_sync(function, limiter=self._stream_threads)
+
+    async def temporal(self) -> Client:
+        """The client, connected at its first use.
+
+        Raises:
+            ConfigurationError: no address is configured.
+            RuntimeError: the service cannot be reached.
+        """
+        async with self._temporal_lock:
+            if self._temporal is None:
+                self._temporal = await connect(self.settings.temporal)
+            return self._temporal
+
+    async def aclose(self) -> None:
+        """Ends all streams and closes the connections to Postgres."""
+        await self.hub.aclose()
+        self.engine.dispose()
+
+
+async def _state(request: Request) -> State:
+    state = request.app.state.mizzen
+    assert isinstance(state, State)
+    return state
+
+
+StateOf = Annotated[State, Depends(_state)]

@@ -1,0 +1,217 @@
+"""Events as server-sent events, in an order without gaps that can be taken up again from any of them."""
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Viewer
+from api.openapi import refusals
+from api.problems import Kind, Problem
+from api.state import State, StateOf
+from api.streams.stream import Stream
+from api.views import ReasonView, View, reason_view
+from api.workloads.reading import find
+from domain.phases import TERMINAL_PHASES, Phase
+from infra.db import events
+from infra.db.events import Cursor
+from infra.db.models import Event, Workload
+
+MEDIA_TYPE = "text/event-stream"
+HEARTBEAT_S = 15.0
+_POLL_S = 5.0
+"""A follower looks for itself this often, should a wake-up be lost."""
+_PAGE = 500
+_RETRY_S = 1.0
+_PATIENCE = 30
+"""Reads in a row that may fail, while Postgres is restarted, before a stream is cut off."""
+router = APIRouter(prefix="/v1", tags=["following"])
+
+
+class EventView(View):
+    """One entry of the event log: the `data` of a server-sent event."""
+
+    id: str = Field(examples=["771-42"], description="Its position; give it back to go on after it")
+    at: datetime
+    kind: str = Field(examples=["workload.running"])
+    tenant: str | None
+    workload: str | None
+    attempt: int | None
+    region: str | None
+    machine: str | None
+    reason: ReasonView | None
+    detail: dict[str, Any]
+
+
+SCHEMAS: dict[str, Any] = {
+    "Event": EventView.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}"),
+    "ServerSentEvent": {
+        "type": "object",
+        "description": "`id` is the event's position and `event` its kind",
+        "properties": {
+            "id": {"type": "string"},
+            "event": {"type": "string"},
+            "data": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "contentSchema": {"$ref": "#/components/schemas/Event"},
+            },
+        },
+    },
+}
+"""Components that the operations here refer to."""
+SCHEMAS["Event"].pop("$defs")  # among the components already
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": f"Server-sent events. Comments come every {HEARTBEAT_S:g} seconds, so that a lost connection is "
+        "noticed.",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ServerSentEvent"}}},
+    }
+}
+Follow = Annotated[bool, Query(description="Go on as events happen; false: end at the present")]
+After = Annotated[
+    str | None,
+    Query(description="Begin after this event, or with `now` at the present; Last-Event-ID goes before it"),
+]
+LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event")]
+
+
+@router.get(
+    "/events", response_class=StreamingResponse, summary="All events", responses={**_STREAM, **refusals(400, 422)}
+)
+async def all_events(
+    state: StateOf,
+    caller: Viewer,
+    follow: Follow = True,
+    after: After = None,
+    last_event_id: LastEventId = None,
+) -> Stream:
+    """Events of all workloads, machines and tables; for a key with a tenant, those of its own workloads."""
+    cursor = await _start(state, last_event_id, after)
+    if follow:
+        state.hub.require_room()
+    return Stream(_stream(state, cursor, None, caller.tenant, follow), MEDIA_TYPE)
+
+
+@router.get(
+    "/workloads/{id}/events",
+    response_class=StreamingResponse,
+    summary="A workload's events",
+    responses={**_STREAM, **refusals(400, 404, 422)},
+)
+async def workload_events(
+    id: str,
+    state: StateOf,
+    caller: Viewer,
+    follow: Follow = True,
+    after: After = None,
+    last_event_id: LastEventId = None,
+) -> Stream:
+    """Events of one workload. The stream ends by itself with the last event of a workload that has ended."""
+    await run_in_threadpool(_require, state, caller, id)
+    cursor = await _start(state, last_event_id, after)
+    if follow:
+        state.hub.require_room()
+    return Stream(_stream(state, cursor, id, caller.tenant, follow), MEDIA_TYPE)
+
+
+def _require(state: State, caller: Viewer, workload: str) -> None:
+    with state.transaction() as session:
+        find(session, caller, workload)
+
+
+async def _start(state: State, last_event_id: str | None, after: str | None) -> Cursor:
+    given, name = (last_event_id, "Last-Event-ID") if last_event_id is not None else (after, "after")
+    if given is None:
+        return Cursor()
+    if given == "now" and name == "after":
+        return await run_in_threadpool(_position, state)
+    try:
+        return Cursor.parse(given)
+    except ValueError as error:
+        raise Problem(Kind.MALFORMED_REQUEST, f"{name}: {error}") from None
+
+
+def _position(state: State) -> Cursor:
+    with state.transaction() as session:
+        return events.position(session)
+
+
+async def _stream(
+    state: State, cursor: Cursor, workload: str | None, tenant: str | None, follow: bool
+) -> AsyncGenerator[bytes, None]:
+    with state.hub.follow(workload, tenant, waits=follow) as follower:
+        yield b"retry: 1000\n\n"
+        spoke_s, failures = time.monotonic(), 0
+        while True:
+            try:
+                found = await state.read(partial(_page, state, cursor, workload, tenant))
+                is_over = not found and await state.read(partial(_is_over, state, cursor, workload))
+            except SQLAlchemyError:
+                failures += 1
+                if not follow or failures > _PATIENCE:
+                    raise  # Cut off, not ended: the client comes back with its last event's id.
+                if not await follower.wait(_RETRY_S):
+                    return
+                continue
+            failures = 0
+            for event_cursor, frame in found:
+                cursor = event_cursor
+                yield frame
+                spoke_s = time.monotonic()
+            if is_over or (not found and not follow):
+                return
+            if len(found) == _PAGE or not follow or (found and workload is not None):
+                continue  # There is more, or this may have been a workload's last event.
+            if not await follower.wait(min(_POLL_S, HEARTBEAT_S)):
+                return
+            if time.monotonic() - spoke_s >= HEARTBEAT_S:
+                yield b": still here\n\n"
+                spoke_s = time.monotonic()
+
+
+def _page(state: State, cursor: Cursor, workload: str | None, tenant: str | None) -> list[tuple[Cursor, bytes]]:
+    with state.transaction() as session:
+        found = events.read_after(session, cursor, workload=workload, tenant=tenant, limit=_PAGE)
+        return [(Cursor(event.txid, event.id), _frame(event)) for event in found]
+
+
+def _frame(event: Event) -> bytes:
+    position = Cursor(event.txid, event.id)
+    view = EventView(
+        id=str(position), at=event.at, kind=event.kind, tenant=event.tenant, workload=event.workload,
+        attempt=event.attempt, region=event.region, machine=event.machine, reason=reason_view(event.reason),
+        detail=event.detail,
+    )  # fmt: skip
+    kind = json.dumps(event.kind)[1:-1]
+    return f"id: {position}\nevent: {kind}\ndata: {view.model_dump_json()}\n\n".encode()
+
+
+def _is_over(state: State, cursor: Cursor, workload: str | None) -> bool:
+    """Whether the workload has ended and its last event does not lie after `cursor`.
+
+    The last event may be written and yet not be readable, while an older transaction is in flight.
+    """
+    if workload is None:
+        return False
+    with state.transaction() as session:
+        row = session.get(Workload, workload)
+        if row is None:
+            return True
+        if Phase(row.phase) not in TERMINAL_PHASES:
+            return False
+        order = (Event.txid.desc(), Event.id.desc())
+        last = session.execute(
+            select(Event.txid, Event.id).where(Event.workload == workload).order_by(*order).limit(1)
+        ).first()
+        return last is None or Cursor(last.txid, last.id) <= cursor

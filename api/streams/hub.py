@@ -1,0 +1,173 @@
+"""One LISTEN connection for all followers of a process: it wakes those whom a new event concerns.
+
+A follower always reads the event log itself, from its own cursor: a wake-up that is lost costs time, never an event.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.problems import Kind, Problem
+from infra.db import events
+from infra.db.events import Cursor
+from infra.db.session import transaction
+
+T = TypeVar("T")
+MAX_FOLLOWERS = 256
+_POLL_S = 1.0
+"""Events whose order was not settled when they were announced are found this much later at most."""
+_COALESCE_S = 0.05
+_RETRY_S = 1.0
+_PAGE = 500
+_log = logging.getLogger(__name__)
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Calls a blocking function; a cancellation waits for it, so that it leaves no connection behind."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+@dataclass(eq=False)
+class Follower:
+    """A stream that waits for events of a workload, of a tenant, or (both None) of all."""
+
+    workload: str | None
+    tenant: str | None
+    closing: asyncio.Event
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def concerned(self, workload: str | None, tenant: str | None) -> bool:
+        """Whether an event is one that it would read."""
+        return self.workload in (None, workload) and self.tenant in (None, tenant)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Waits for news, at most `timeout_s`; False: the process is shutting down and the stream must end."""
+        if not self.closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.due.wait(), timeout_s)
+        self.due.clear()
+        return not self.closing.is_set()
+
+
+class Hub:
+    """The followers of one process. Used from one event loop."""
+
+    def __init__(self, engine: Engine, max_followers: int = MAX_FOLLOWERS) -> None:
+        self._engine = engine
+        self._max_followers = max_followers
+        self._followers: set[Follower] = set()
+        self._closing = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def followers(self) -> int:
+        """Number of streams that are followed now."""
+        return len(self._followers)
+
+    def require_room(self) -> None:
+        """Refuses another follower where there are as many as there may be.
+
+        Raises:
+            Problem: 503.
+        """
+        if len(self._followers) >= self._max_followers:
+            raise Problem(
+                Kind.TOO_MANY_FOLLOWERS,
+                f"{len(self._followers)} streams are followed here, the most that one process serves; try again later",
+                headers={"Retry-After": "5"},
+            )
+
+    @contextmanager
+    def follow(self, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
+        """A follower for the length of the block. The first one that `waits` starts the listening, the last ends it."""
+        follower = Follower(workload, tenant, self._closing)
+        if not waits:
+            yield follower
+            return
+        self._followers.add(follower)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.get_running_loop().create_task(self._listen(), name="event listener")
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+            if not self._followers:
+                self._stop_listening()
+
+    def close(self) -> None:
+        """Ends all streams, now and later."""
+        self._closing.set()
+        self._wake_all()
+
+    async def aclose(self) -> None:
+        """As `close`, and waits until the listener has given its connections back."""
+        self.close()
+        self._stop_listening()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            self._ending.add(self._listener)
+            self._listener.add_done_callback(self._ending.discard)
+            self._listener = None
+
+    def _wake_all(self) -> None:
+        for follower in self._followers:
+            follower.due.set()
+
+    async def _listen(self) -> None:
+        url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        while True:
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    url, autocommit=True, connect_timeout=5, application_name="mizzen-api-listener"
+                )
+                async with connection:
+                    await connection.execute(f"listen {events.CHANNEL}")
+                    cursor = await _in_thread(self._position)
+                    self._wake_all()  # for what happened while nobody listened
+                    while True:
+                        async for _ in connection.notifies(timeout=_POLL_S, stop_after=1):
+                            pass
+                        cursor = await self._wake_concerned(cursor)
+                        await asyncio.sleep(_COALESCE_S)
+            except (psycopg.Error, SQLAlchemyError) as error:
+                _log.warning("event listener: %s", str(error).splitlines()[0] if str(error) else repr(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _wake_concerned(self, cursor: Cursor) -> Cursor:
+        while True:
+            found = await _in_thread(partial(self._after, cursor))
+            for _, workload, tenant in found:
+                for follower in self._followers:
+                    if follower.concerned(workload, tenant):
+                        follower.due.set()
+            if not found:
+                return cursor
+            cursor = found[-1][0]
+
+    def _position(self) -> Cursor:
+        with transaction(self._engine) as session:
+            return events.position(session)
+
+    def _after(self, cursor: Cursor) -> list[tuple[Cursor, str | None, str | None]]:
+        with transaction(self._engine) as session:
+            found = events.read_after(session, cursor, limit=_PAGE)
+            return [(Cursor(event.txid, event.id), event.workload, event.tenant) for event in found]

@@ -1,0 +1,223 @@
+"""Logs of a workload's tasks, as they are and as they come."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Caller, Viewer
+from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
+from api.openapi import refusals
+from api.problems import Kind, Problem, invalid, not_found
+from api.state import State, StateOf
+from api.streams.hub import Follower
+from api.streams.segments import TaskLog
+from api.streams.stream import Stream
+from api.workloads.reading import find
+from domain.ids import log_prefix
+from domain.phases import TERMINAL_PHASES, Phase
+from infra.db.models import Attempt, Region, Workload
+
+MEDIA_TYPE = "text/plain; charset=utf-8"
+MAX_TASKS = 64
+MAX_TAIL = 10_000
+LATE_S = 10.0
+"""How long the output of an attempt that is over may still be on its way from its machines."""
+_POLL_S = 0.5
+_LONGEST_POLL_S = 2.0
+_MAX_ATTEMPT = 1 << 62
+router = APIRouter(prefix="/v1/workloads", tags=["following"])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What must be known of a workload to follow its logs."""
+
+    newest: int
+    """Its newest attempt."""
+    ended: bool
+    """No further attempt will come."""
+    released: bool
+    """The attempt that is read is over."""
+    region: str | None
+    bucket_url: str | None
+    """Where the attempt's logs are; None: there is no such attempt."""
+
+
+@router.get(
+    "/{id}/logs",
+    response_class=StreamingResponse,
+    summary="Logs of a workload's tasks",
+    responses={
+        200: {
+            "description": "Lines of text. With several tasks each begins with `job/task| `; lines that begin with "
+            "`--- ` are remarks, such as the beginning of another attempt.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **refusals(404, 410, 422),
+    },
+)
+async def logs(
+    id: str,
+    state: StateOf,
+    caller: Viewer,
+    job: Annotated[str | None, Query(description="Only this job's tasks")] = None,
+    task: Annotated[int | None, Query(ge=0, le=_MAX_ATTEMPT, description="Only the tasks of this index")] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Default: the newest")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL, description="Only the last lines of each task")] = None,
+    follow: Annotated[bool, Query(description="Go on as lines come, until the workload has ended")] = False,
+) -> Stream:
+    """What the tasks wrote, from the bucket of the region where they ran. It outlives the machines."""
+    tasks, newest = await run_in_threadpool(_select, state, caller, id, job, task, attempt)
+    if follow:
+        state.hub.require_room()
+    started = attempt or newest
+    if started:
+        try:  # so that a store that does not answer is an error and not a cut-off stream
+            standing = await run_in_threadpool(_look, state, id, started)
+            for log in islice(_open(state, standing, id, started, tasks), 1):
+                await run_in_threadpool(log.probe)
+        except STORAGE_ERRORS as error:
+            raise storage_unavailable(error) from None
+    return Stream(_stream(state, id, tasks, started, attempt is not None, tail, follow), MEDIA_TYPE)
+
+
+def _select(
+    state: State, caller: Caller, workload: str, job: str | None, task: int | None, attempt: int | None
+) -> tuple[list[tuple[str, int]], int]:
+    """The (job, task) pairs that are asked for, and the newest attempt."""
+    with state.transaction() as session:
+        row = find(session, caller, workload)
+        if row.expired_at is not None:
+            raise Problem(
+                Kind.GONE, f"the logs of workload {row.id} were deleted at {row.expired_at:%Y-%m-%d %H:%M %Z}"
+            )
+        if attempt is not None and session.get(Attempt, (row.id, attempt)) is None:
+            raise not_found(f"attempt of workload {row.id}", str(attempt))
+        jobs: dict[str, int] = {j["name"]: j["tasks"] for j in row.spec["jobs"]}
+        newest = row.attempt
+    if job is not None:
+        if job not in jobs:
+            raise invalid("query.job", f"workload {workload} has the jobs {', '.join(jobs)}", job)
+        jobs = {job: jobs[job]}
+    if task is not None:
+        if all(task >= tasks for tasks in jobs.values()):
+            raise invalid("query.task", f"the largest task is {max(jobs.values()) - 1}", task)
+        found = [(name, task) for name, tasks in jobs.items() if task < tasks]
+    else:
+        total = sum(jobs.values())
+        if total > MAX_TASKS:
+            raise invalid("query.task", f"these are {total} tasks and at most {MAX_TASKS} can be read at once: "
+                          "give job and task")  # fmt: skip
+        found = [(name, number) for name, tasks in jobs.items() for number in range(tasks)]
+    return found, newest
+
+
+def _look(state: State, workload: str, attempt: int) -> Standing:
+    with state.transaction() as session:
+        row = session.get(Workload, workload)
+        own = session.get(Attempt, (workload, attempt))
+        region = session.get(Region, own.region) if own is not None else None
+        return Standing(
+            newest=row.attempt if row is not None else attempt,
+            ended=row is None or Phase(row.phase) in TERMINAL_PHASES,
+            released=own is None or own.released_at is not None,
+            region=region.name if region is not None else None,
+            bucket_url=region.bucket_url if region is not None else None,
+        )
+
+
+def _open(
+    state: State, standing: Standing, workload: str, attempt: int, tasks: list[tuple[str, int]]
+) -> Iterator[TaskLog]:
+    if standing.bucket_url is None:
+        return
+    store = state.store(standing.bucket_url)
+    for job, task in tasks:
+        label = f"{job}/{task}| " if len(tasks) > 1 else ""
+        yield TaskLog(store, log_prefix(workload, attempt, job, task), label)
+
+
+async def _stream(
+    state: State,
+    workload: str,
+    tasks: list[tuple[str, int]],
+    attempt: int,
+    only_this_attempt: bool,
+    tail: int | None,
+    follow: bool,
+) -> AsyncGenerator[bytes, None]:
+    with state.hub.follow(workload, waits=follow) as follower:
+        try:
+            while True:
+                async for text in _attempt(state, follower, workload, tasks, attempt, tail, follow):
+                    yield text
+                if not follow or only_this_attempt:
+                    return
+                standing = await state.read(partial(_look, state, workload, attempt))
+                while standing.newest == attempt:
+                    if standing.ended or not await follower.wait(_LONGEST_POLL_S):
+                        return
+                    standing = await state.read(partial(_look, state, workload, attempt))
+                if attempt:
+                    reached = await state.read(partial(_look, state, workload, standing.newest))
+                    yield f"--- attempt {standing.newest} in {reached.region}\n".encode()
+                attempt, tail = standing.newest, None
+        except (*STORAGE_ERRORS, SQLAlchemyError) as error:
+            yield f"--- the log cannot be read further: {type(error).__name__}\n".encode()
+
+
+async def _attempt(
+    state: State,
+    follower: Follower,
+    workload: str,
+    tasks: list[tuple[str, int]],
+    attempt: int,
+    tail: int | None,
+    follow: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The lines of one attempt; with `follow`, until all its logs have their end, or will not get one."""
+    if not attempt:
+        return
+    standing = await state.read(partial(_look, state, workload, attempt))
+    task_logs = list(_open(state, standing, workload, attempt, tasks))
+    if tail is not None:
+        for log in task_logs:
+            if lines := await state.read(partial(log.tail, tail)):
+                yield _joined(lines)
+    poll_s, quiet_since_s = _POLL_S, time.monotonic()
+    while True:
+        # What is known of the workload is read before its logs: what it had written by then is found now.
+        standing = await state.read(partial(_look, state, workload, attempt))
+        spoke = False
+        readers = [log.segments() for log in task_logs if not log.ended]
+        while readers:
+            # A segment of each task in turn.
+            for reader in list(readers):
+                lines = await state.read(partial(next, reader, None))
+                if lines is None:
+                    readers.remove(reader)
+                elif lines:
+                    spoke = True
+                    yield _joined(lines)
+        over = standing.ended or standing.released or standing.newest > attempt
+        quiet_since_s = time.monotonic() if spoke or not over else quiet_since_s
+        late = over and time.monotonic() - quiet_since_s > LATE_S
+        if not follow or all(log.ended for log in task_logs) or late:
+            if rest := [line for log in task_logs for line in log.flush()]:
+                yield _joined(rest)
+            return
+        poll_s = _POLL_S if spoke else min(_LONGEST_POLL_S, poll_s * 1.5)
+        if not await follower.wait(poll_s):
+            return
+
+
+def _joined(lines: list[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)

@@ -1,0 +1,1 @@
+"""Workloads: submitting, listing, changing, and why each is where it is."""

@@ -1,0 +1,142 @@
+"""What people do to workloads. Endings and evictions are mail to the workflow; nothing is stopped from here."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.auth import Caller, Operator, Submitter
+from api.bodies import MAX_TEXT, Body, JsonOnly, Name
+from api.openapi import refusals
+from api.problems import Kind, Problem, invalid
+from api.state import StateOf
+from api.views import write_audit
+from api.workloads.reading import effective_level, find, view
+from api.workloads.views import CancelledView, WorkloadView
+from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from domain.protocol import MailKind
+from domain.reasons import Reason, ReasonCode
+from infra.db import events, outbox
+from infra.db.models import Workload
+
+router = APIRouter(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
+
+
+class CancelByLabel(Body):
+    """Which workloads to cancel: all labels must match, and the tenant if one is given."""
+
+    labels: dict[Annotated[str, Field(max_length=MAX_TEXT)], Annotated[str, Field(max_length=MAX_TEXT)]] = Field(
+        min_length=1, examples=[{"team": "demo"}]
+    )
+    tenant: Name | None = None
+
+
+class Change(Body):
+    """A lower priority."""
+
+    level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
+
+
+@router.post("/cancel", status_code=202, summary="Cancel workloads by label", responses=refusals(415, 422))
+def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> CancelledView:
+    """Asks all live workloads with these labels to end, as `cancel` does for one."""
+    with state.transaction() as session:
+        wanted = select(Workload).where(Workload.finished_at.is_(None), Workload.labels.contains(body.labels))
+        for tenant in (body.tenant, caller.tenant):
+            if tenant is not None:
+                wanted = wanted.where(Workload.tenant == tenant)
+        rows = session.scalars(wanted.order_by(Workload.id)).all()
+        for row in rows:
+            _cancel(session, caller, row)
+        return CancelledView(cancelled=[row.id for row in rows])
+
+
+@router.post("/{id}/cancel", status_code=202, summary="Cancel a workload", responses=refusals(404, 409))
+def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
+    """Asks a workload to end, whatever it is doing. One that is cancelled already stays as it is."""
+    with state.transaction() as session:
+        row = find(session, caller, id, lock=True)
+        if row.phase != Phase.CANCELLED:
+            _require_live(row)
+            _cancel(session, caller, row)
+        return view(session, row)
+
+
+@router.post("/{id}/hold", status_code=202, summary="Hold a workload in the queue", responses=refusals(404, 409))
+def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
+    """Keeps a queued workload in the queue until it is released."""
+    with state.transaction() as session:
+        row = find(session, caller, id, lock=True)
+        _require_live(row)
+        if Phase(row.phase) not in QUEUED_PHASES:
+            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only a queued one can be held")
+        if row.held_by is None:
+            row.held_by = caller.id
+            reason = Reason(ReasonCode.HELD, {"by": caller.id})
+            _record(session, caller, row, "workload.held", "workload.hold", reason)
+        return view(session, row)
+
+
+@router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
+def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
+    """Lets a held workload go on. One that is not held stays as it is."""
+    with state.transaction() as session:
+        row = find(session, caller, id, lock=True)
+        _require_live(row)
+        if row.held_by is not None:
+            row.held_by = None
+            _record(session, caller, row, "workload.released", "workload.release", None)
+        return view(session, row)
+
+
+@router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))
+def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
+    """Asks a placed workload for a checkpoint and sends it back to the queue, with its age kept."""
+    with state.transaction() as session:
+        row = find(session, caller, id, lock=True)
+        _require_live(row)
+        if Phase(row.phase) not in PLACED_PHASES:
+            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: it holds nothing that it could give up")
+        # The attempt is named, so that mail which is late does not hit the next one.
+        outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
+        write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
+        return view(session, row)
+
+
+@router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409, 415, 422))
+def change(id: str, body: Change, state: StateOf, caller: Submitter) -> WorkloadView:
+    """Gives a workload a level below (numerically above) the one that counts now. The same level changes nothing."""
+    with state.transaction() as session:
+        row = find(session, caller, id, lock=True)
+        _require_live(row)
+        level = effective_level(session, row)
+        if body.level < level:
+            raise invalid("level", f"may only lower the priority, which is {level} now", body.level)
+        if body.level > level:
+            row.level = body.level
+            _record(session, caller, row, "workload.level", "workload.lower", None, level=body.level, before=level)
+        return view(session, row)
+
+
+def _require_live(row: Workload) -> None:
+    if Phase(row.phase) in TERMINAL_PHASES:
+        raise Problem(Kind.WRONG_PHASE, f"workload {row.id} has ended: it is {row.phase}")
+
+
+def _cancel(session: Session, caller: Caller, row: Workload) -> None:
+    outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
+    write_audit(session, caller, "workload.cancel", row.id, tenant=row.tenant)
+
+
+def _record(
+    session: Session, caller: Caller, row: Workload, kind: str, action: str, reason: Reason | None, **detail: object
+) -> None:
+    events.record(
+        session, kind, tenant=row.tenant, workload=row.id, attempt=row.attempt, reason=reason,
+        detail={"by": caller.id, **detail},
+    )  # fmt: skip
+    write_audit(session, caller, action, row.id, tenant=row.tenant, **detail)
+    outbox.wake_scheduler(session)

@@ -1,0 +1,178 @@
+"""Reading workloads from Postgres into answers."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from api.problems import not_found
+from api.views import reason_view, slot_list
+from api.workloads.views import (
+    AllocationView,
+    AttemptView,
+    JobView,
+    PlacementView,
+    ProgressView,
+    ResourceView,
+    WorkloadDetail,
+    WorkloadView,
+)
+from domain.phases import QUEUED_PHASES, Phase
+from domain.reasons import ReasonCode
+from infra.db.models import Allocation, Attempt, Tenant, Workload
+
+PREEMPTIONS = (ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED)
+"""Outcomes of attempts that count as preemptions."""
+
+
+def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
+    """The workload, if the caller may see it. `lock`: nobody else changes it in this transaction.
+
+    Raises:
+        Problem: 404, the same for one that is not there and for another tenant's.
+    """
+    row = session.get(Workload, workload_id)
+    if row is None or not caller.sees(row.tenant):
+        raise not_found("workload", workload_id)
+    if lock:
+        session.refresh(row, with_for_update=True)
+    return row
+
+
+def effective_level(session: Session, row: Workload) -> int:
+    """The level that counts: the tenant's, or the lower one that was asked for."""
+    return max(session.get_one(Tenant, row.tenant).level, row.level or 0)
+
+
+def view(session: Session, row: Workload) -> WorkloadView:
+    """One workload."""
+    return views(session, [row])[0]
+
+
+def views(session: Session, rows: Sequence[Workload]) -> list[WorkloadView]:
+    """Several workloads, with three queries whatever their number."""
+    return [WorkloadView(**fields) for fields in _fields(session, rows)]
+
+
+def detail(session: Session, row: Workload) -> WorkloadDetail:
+    """One workload with its specification and placement."""
+    (fields,) = _fields(session, [row])
+    live = select(Allocation).where(
+        Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
+    )
+    placement = [
+        PlacementView(machine=allocation.machine, job=task["job"], task=task["task"], slots=task["slots"])
+        for allocation in session.scalars(live.order_by(Allocation.machine))
+        for task in allocation.tasks.get("tasks", [])
+    ]
+    placement.sort(key=lambda p: (p.job, p.task, p.machine))
+    return WorkloadDetail(**fields, spec=row.spec, placement=placement)
+
+
+def attempts(session: Session, row: Workload) -> list[AttemptView]:
+    """A workload's attempts, oldest first."""
+    found = session.scalars(select(Attempt).where(Attempt.workload == row.id).order_by(Attempt.attempt))
+    return [
+        AttemptView(
+            attempt=a.attempt, region=a.region, awarded_at=a.awarded_at, ready_at=a.ready_at, started_at=a.started_at,
+            evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
+            outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
+            checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
+            checkpoint_s=a.checkpoint_s, gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
+        )
+        for a in found
+    ]  # fmt: skip
+
+
+def allocations(session: Session, row: Workload) -> list[AllocationView]:
+    """A workload's allocations, oldest first."""
+    found = session.scalars(
+        select(Allocation).where(Allocation.workload == row.id).order_by(Allocation.attempt, Allocation.machine)
+    )
+    return [
+        AllocationView(
+            attempt=a.attempt, machine=a.machine, slots=slot_list(a.slots), awaited=slot_list(a.awaited),
+            cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=a.tasks.get("tasks", []),
+            awarded_at=a.awarded_at, held_at=a.held_at, released_at=a.released_at,
+        )
+        for a in found
+    ]  # fmt: skip
+
+
+def _fields(session: Session, rows: Sequence[Workload]) -> list[dict[str, Any]]:
+    ids = [row.id for row in rows]
+    levels = dict(session.execute(select(Tenant.name, Tenant.level)).all()) if rows else {}
+    preempted = _preemptions(session, ids)
+    progress = _progress(session, ids)
+    return [
+        {
+            "id": row.id,
+            "name": row.name,
+            "tenant": row.tenant,
+            "labels": row.labels,
+            "phase": row.phase,
+            "reason": reason_view(row.reason),
+            "attempt": row.attempt,
+            "level": max(levels[row.tenant], row.level or 0),
+            "held_by": row.held_by,
+            "submitted_at": row.submitted_at,
+            "finished_at": row.finished_at,
+            "region": row.region,
+            "checkpoint_region": row.checkpoint_region,
+            "queued": Phase(row.phase) in QUEUED_PHASES,
+            "preemptions": preempted.get(row.id, 0),
+            "progress": progress.get(row.id),
+            "jobs": [_job(job) for job in row.spec.get("jobs", [])],
+            "tables": row.spec.get("tables", []),
+        }
+        for row in rows
+    ]
+
+
+def _job(job: dict[str, Any]) -> JobView:
+    resources = job["resources"]
+    return JobView(
+        name=job["name"],
+        role=job["role"],
+        tasks=job["tasks"],
+        resources=ResourceView(
+            gpus=resources["gpus"],
+            gpu_types=resources["gpu_types"],
+            cpus=resources["cpus_milli"] / 1000,
+            memory_bytes=resources["memory_bytes"],
+        ),
+    )
+
+
+def _preemptions(session: Session, ids: Collection[str]) -> dict[str, int]:
+    if not ids:
+        return {}
+    code = Attempt.outcome["code"].astext
+    counted = select(Attempt.workload, func.count()).where(Attempt.workload.in_(ids), code.in_(PREEMPTIONS))
+    return dict(session.execute(counted.group_by(Attempt.workload)).all())
+
+
+def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]:
+    """The newest step and the newest checkpoint; they may be of different attempts."""
+    if not ids:
+        return {}
+
+    def newest(column: Any) -> Any:
+        values = func.array_agg(aggregate_order_by(column, Attempt.attempt.desc()))
+        known = Attempt.last_step if column is Attempt.last_step else Attempt.checkpoint_at
+        return values.filter(known.is_not(None))[1]
+
+    columns = (Attempt.last_step, Attempt.checkpoint_step, Attempt.checkpoint_at, Attempt.checkpoint_bytes)
+    rows = session.execute(
+        select(Attempt.workload, *(newest(column) for column in columns))
+        .where(Attempt.workload.in_(ids))
+        .group_by(Attempt.workload)
+    )
+    return {
+        workload: ProgressView(step=step, checkpoint_step=saved, checkpoint_at=at, checkpoint_bytes=size)
+        for workload, step, saved, at, size in rows
+        if step is not None or at is not None
+    }

@@ -1,0 +1,171 @@
+"""Submitting, listing and looking at workloads."""
+
+import asyncio
+import logging
+import uuid
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError
+
+from api.auth import Submitter, Viewer
+from api.documents.schema import DOCUMENT, EXAMPLE
+from api.openapi import refusals
+from api.problems import Kind, Problem, invalid
+from api.state import State, StateOf
+from api.views import reason_view
+from api.workloads import reading
+from api.workloads.submission import admit, idempotency_key, parse, submit
+from api.workloads.views import AllocationList, AttemptList, DryRunView, WorkloadDetail, WorkloadPage
+from domain.ids import CONTROL_QUEUE
+from domain.phases import Phase
+from domain.protocol import DryRunRequest, DryRunResult
+from domain.spec import WorkloadSpec
+from infra.db.models import Workload
+from infra.errors import ConfigurationError
+
+MAX_PAGE = 500
+DRY_RUN_TIMEOUT = timedelta(seconds=30)
+_CONNECT_S = 5.0
+_log = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
+
+_DOCUMENT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            media: {"schema": {"$ref": "#/components/schemas/WorkloadDocument"}, "example": EXAMPLE}
+            for media in ("application/yaml", "application/json")
+        },
+    }
+}
+SCHEMAS = {"WorkloadDocument": DOCUMENT}
+"""Components that the operations here refer to."""
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=WorkloadDetail,
+    summary="Submit a workload",
+    openapi_extra=_DOCUMENT_BODY,
+    responses={
+        200: {"description": "With `dry_run`: what would happen", "model": DryRunView},
+        202: {"headers": {"Location": {"description": "The workload's URL", "schema": {"type": "string"}}}},
+        **refusals(413, 415, 422),
+    },
+)
+async def submit_workload(
+    request: Request,
+    response: Response,
+    state: StateOf,
+    caller: Submitter,
+    dry_run: Annotated[bool, Query(description="Change nothing, and tell what would happen")] = False,
+    key: Annotated[
+        str | None,
+        Header(alias="Idempotency-Key", description="The same key and body make one workload, however often they come"),
+    ] = None,
+) -> Any:
+    """Checks a workload document and puts it into the queue. Everything that is wrong with it is told at once.
+
+    With `dry_run` nothing is changed: the answer (200) tells whether it would be placed now, where, evicting whom, or
+    else why not.
+    """
+    key = idempotency_key(key)
+    body = await request.body()
+    if dry_run:
+        spec = await run_in_threadpool(_admit, state, caller, request, body)
+        response.status_code = 200
+        return Response((await _dry_run(state, spec)).model_dump_json(), media_type="application/json")
+    made = await run_in_threadpool(submit, state, caller, request, body, key)
+    response.headers["Location"] = f"/v1/workloads/{made.id}"
+    return made
+
+
+def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> WorkloadSpec:
+    value = parse(request, body)
+    with state.transaction() as session:
+        return admit(session, caller, value)
+
+
+async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
+    try:
+        client = await asyncio.wait_for(state.temporal(), _CONNECT_S)
+        result = await client.execute_workflow(
+            "DryRunWorkflow",
+            DryRunRequest(spec=spec.model_dump(mode="json")),
+            id=f"dry-run/{uuid.uuid4()}",
+            task_queue=CONTROL_QUEUE,
+            execution_timeout=DRY_RUN_TIMEOUT,
+            result_type=DryRunResult,
+        )
+    except (ConfigurationError, RuntimeError, TimeoutError, RPCError, WorkflowFailureError) as error:
+        _log.warning("dry run: %s", error)
+        raise Problem(Kind.SCHEDULER_UNAVAILABLE, "no scheduler answers now; what is submitted waits for it") from None
+    reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
+    return DryRunView(
+        admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
+        machines=result.machines, victims=result.victims, reasons=reasons,
+    )  # fmt: skip
+
+
+def _label(pair: str) -> dict[str, str]:
+    key, equals, value = pair.partition("=")
+    if not (key and equals):
+        raise invalid("query.label", "must have the form key=value", pair)
+    return {key: value}
+
+
+@router.get("", summary="List workloads", responses=refusals(422))
+def list_workloads(
+    state: StateOf,
+    caller: Viewer,
+    tenant: Annotated[str | None, Query(description="Only this tenant's")] = None,
+    phase: Annotated[list[Phase] | None, Query(max_length=20, description="Only in one of these phases")] = None,
+    label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
+    name: Annotated[str | None, Query(description="Only of this name")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[str | None, Query(max_length=100, description="`next_cursor` of the page before")] = None,
+) -> WorkloadPage:
+    """Workloads, newest first, that match all filters. Pages stay in step while new workloads come in."""
+    wanted = select(Workload)
+    for only in (caller.tenant, tenant):
+        if only is not None:
+            wanted = wanted.where(Workload.tenant == only)
+    if phase:
+        wanted = wanted.where(Workload.phase.in_(phase))
+    for pair in label or ():
+        wanted = wanted.where(Workload.labels.contains(_label(pair)))
+    if name is not None:
+        wanted = wanted.where(Workload.name == name)
+    if cursor is not None:
+        wanted = wanted.where(Workload.id < cursor)
+    with state.transaction() as session:
+        rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
+        more = rows[limit - 1].id if len(rows) > limit else None
+        return WorkloadPage(items=reading.views(session, rows[:limit]), next_cursor=more)
+
+
+@router.get("/{id}", summary="A workload", responses=refusals(404))
+def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
+    """One workload, with its specification and where its tasks are."""
+    with state.transaction() as session:
+        return reading.detail(session, reading.find(session, caller, id))
+
+
+@router.get("/{id}/attempts", summary="A workload's attempts", responses=refusals(404))
+def list_attempts(id: str, state: StateOf, caller: Viewer) -> AttemptList:
+    """Its placements so far, oldest first, with why each ended."""
+    with state.transaction() as session:
+        return AttemptList(items=reading.attempts(session, reading.find(session, caller, id)))
+
+
+@router.get("/{id}/allocations", summary="A workload's allocations", responses=refusals(404))
+def list_allocations(id: str, state: StateOf, caller: Viewer) -> AllocationList:
+    """What it holds, held or was promised on each machine, oldest first."""
+    with state.transaction() as session:
+        return AllocationList(items=reading.allocations(session, reading.find(session, caller, id)))

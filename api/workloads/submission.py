@@ -1,0 +1,146 @@
+"""Submission: from a document to a workload with its mail, audit and event, in one transaction."""
+
+import hashlib
+
+from fastapi import Request
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from api.documents.checking import check
+from api.documents.loading import Malformed, Value, load_json, load_yaml
+from api.documents.workload import read_workload
+from api.problems import FieldError, Kind, Problem, shown
+from api.state import State
+from api.views import write_audit
+from api.workloads.reading import detail
+from api.workloads.views import WorkloadDetail
+from domain.ids import new_workload_id
+from domain.reasons import Reason, ReasonCode
+from domain.spec import WorkloadSpec
+from infra.db import events, outbox
+from infra.db.models import Idempotency, Workload
+
+JSON_TYPES = ("application/json",)
+YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+MAX_KEY = 200
+
+
+class _AlreadyAnswered(Exception):
+    """Another request with the same Idempotency-Key was faster; this one's transaction is undone."""
+
+
+def parse(request: Request, body: bytes) -> Value:
+    """The value of a document in the media type that the request declares. CPU-bound: call it in a thread.
+
+    Raises:
+        Problem: 415 for another media type, 422 for what is not YAML or JSON.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media in JSON_TYPES:
+        load = load_json
+    elif media in YAML_TYPES:
+        load = load_yaml
+    else:
+        given = f"it is {media}" if media else "none is given"
+        raise Problem(
+            Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/yaml or application/json, {given}"
+        )
+    try:
+        return load(body)
+    except Malformed as error:
+        raise Problem(Kind.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
+
+
+def admit(session: Session, caller: Caller, value: Value) -> WorkloadSpec:
+    """The specification of a document that can be submitted.
+
+    Raises:
+        Problem: 422 with everything that is wrong with it.
+    """
+    draft = read_workload(value, caller.tenant)
+    check(session, draft, caller.tenant)
+    if draft.problems:
+        first = draft.problems[0]
+        text = f"{first.path}: {first.message}" if first.path else first.message
+        more = f" (and {len(draft.problems) - 1} more)" if len(draft.problems) > 1 else ""
+        raise Problem(Kind.INVALID_DOCUMENT, text + more, errors=draft.problems)
+    return draft.spec()
+
+
+def idempotency_key(given: str | None) -> str | None:
+    """The Idempotency-Key, if it is one.
+
+    Raises:
+        Problem: 400.
+    """
+    if given is not None and not (1 <= len(given) <= MAX_KEY and given.isascii() and given.isprintable()):
+        raise Problem(Kind.MALFORMED_REQUEST, f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters")
+    return given
+
+
+def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> WorkloadDetail:
+    """Submits the document in `body`, or finds the workload that the same request with the same `key` made before.
+
+    Raises:
+        Problem: the document is refused, or `key` was used for another body. Nothing was changed.
+    """
+    digest = hashlib.sha256(body).hexdigest()
+    answered = _answered(state, caller, key, digest)
+    if answered is not None:
+        return answered
+    value = parse(request, body)
+    while True:
+        try:
+            with state.transaction() as session:
+                return _insert(session, caller, admit(session, caller, value), key, digest)
+        except _AlreadyAnswered:
+            answered = _answered(state, caller, key, digest)
+            if answered is not None:
+                return answered
+
+
+def _answered(state: State, caller: Caller, key: str | None, digest: str) -> WorkloadDetail | None:
+    if key is None:
+        return None
+    with state.transaction() as session:
+        known = session.get(Idempotency, (caller.id, key))
+        if known is None:
+            return None
+        if known.body_sha256 != digest:
+            raise Problem(
+                Kind.IDEMPOTENCY_MISMATCH,
+                f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
+            )
+        return detail(session, session.get_one(Workload, known.workload))
+
+
+def _insert(session: Session, caller: Caller, spec: WorkloadSpec, key: str | None, digest: str) -> WorkloadDetail:
+    reason = Reason(ReasonCode.SCAN_PENDING)
+    row = Workload(
+        id=new_workload_id(),
+        tenant=spec.tenant,
+        name=spec.name,
+        labels=dict(spec.labels),
+        spec=spec.model_dump(mode="json"),
+        reason=reason.to_json(),
+        level=spec.level,
+        submitted_by=caller.id,
+    )
+    session.add(row)
+    session.flush()
+    if key is not None:
+        # Waits for a concurrent request with the same key, and then finds what it wrote.
+        known = insert(Idempotency).values(api_key=caller.id, key=key, body_sha256=digest, workload=row.id)
+        done = session.execute(known.on_conflict_do_nothing().returning(Idempotency.workload)).first()
+        if done is None:
+            raise _AlreadyAnswered
+    events.record(
+        session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
+        detail={"name": row.name},
+    )  # fmt: skip
+    write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
+    outbox.start_workload(session, row.id)
+    outbox.wake_scheduler(session)
+    session.refresh(row)
+    return detail(session, row)

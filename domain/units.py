@@ -1,0 +1,34 @@
+"""Sizes and durations as people write them."""
+
+import re
+
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)(B?)")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_LONGEST = 50
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a text such as `90s`, `10m`, `1h30m` or `2d`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if len(text) > _LONGEST or not _DURATION.fullmatch(text):
+        raise ValueError("must be a duration such as 30s, 10m, 2h or 1d")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of a text such as `512MiB`, `1.5Gi` (powers of 1024), `16GB` (of 1000) or `4096`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None or (match[3] and not match[2]):
+        raise ValueError("must be a size such as 512MiB or 16GB, or a whole number of bytes")
+    base: int = 1024 if match[3] else 1000
+    return round(float(match[1]) * float(base ** _POWERS[match[2]]))

@@ -1,0 +1,66 @@
+"""Fixtures of the API's tests."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from api.serve import Server, listen
+from tests.api.world import World, make_world
+
+
+@contextmanager
+def _fresh(postgres_url: str, template: str) -> Iterator[str]:
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"create database {name} template {template}")
+    yield postgres_url.rsplit("/", 1)[0] + f"/{name}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def world(database_url: str, tmp_path: Path) -> Iterator[World]:
+    """A fresh installation."""
+    with make_world(database_url, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_world(
+    postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """An installation that the tests of a module share: for those that change nothing."""
+    with _fresh(postgres_url, template_database) as url, make_world(url, tmp_path_factory.mktemp("world")) as made:
+        yield made
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[World], str]]:
+    """Serves a world with uvicorn on a free port of loopback, and gives its URL."""
+    import uvicorn
+
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(world: World) -> str:
+        listener = listen("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(world.app, log_config=None, access_log=False, timeout_graceful_shutdown=10)
+        server = Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        running.append((server, thread))
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,178 @@
+"""Who may do what: every operation of the OpenAPI document without a key, with too small a role, and as a stranger.
+
+The operations are taken from the document, so that a new one cannot be forgotten.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from api.app import create_app
+from api.auth import Role
+from domain.phases import Phase
+from infra.config import Settings
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, World, document
+
+VALUES = {
+    "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1",
+    "sha256": ARCHIVE_SHA256,
+}  # fmt: skip
+OPEN = {"/healthz", "/readyz", "/metrics"}
+SHARED = {
+    "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
+    "/v1/machines/{region}/{cluster}/{machine}", "/v1/tables", "/v1/tables/{name}", "/v1/tables/{name}/replicas",
+}  # fmt: skip
+"""What every key may read: the fleet and the tables belong to nobody."""
+LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit"}
+"""What is narrowed to the caller's tenant."""
+BODIES: dict[tuple[str, str], object] = {
+    ("post", "/v1/workloads"): document(),
+    ("post", "/v1/workloads/cancel"): {"labels": {"team": "demo"}},
+    ("patch", "/v1/workloads/{id}"): {"level": 7},
+    ("put", "/v1/tenants/{name}"): {"level": 7},
+    ("put", "/v1/tenants/{name}/secrets/{secret}"): {"value": "x"},
+    ("post", "/v1/keys"): {"role": "operator"},
+    ("post", "/v1/tables"): {"name": "digits", "home_region": "north"},
+    ("post", "/v1/tables/{name}/replicas"): {"region": "south"},
+}
+
+
+def _operations() -> Iterator[tuple[str, str, Role | None]]:
+    described = create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            (scopes,) = [s["apiKey"] for s in operation.get("security", [])] or [[]]
+            yield method, path, Role(scopes[0]) if scopes else None
+
+
+OPERATIONS = list(_operations())
+GUARDED = [(method, path, role) for method, path, role in OPERATIONS if role is not None]
+
+
+def _id(operation: tuple[str, str, Role | None]) -> str:
+    return f"{operation[0]} {operation[1]}"
+
+
+def _url(path: str, world: World) -> str:
+    values = VALUES | ({"name": "digits"} if path.startswith("/v1/tables") else {})
+    values |= {"name": "north"} if path.startswith("/v1/regions") else {}
+    values["id"] = "key-vision" if path.startswith("/v1/keys") else "wl-0000000000000001"
+    return path.format(**values)
+
+
+async def _send(world: World, method: str, path: str, headers: Mapping[str, str | bytes], query: str = "") -> Any:
+    options: dict[str, Any] = {"json": BODIES[method, path]} if (method, path) in BODIES else {}
+    if path == "/v1/archives/{sha256}" and method == "put":
+        options = {"content": ARCHIVE, "headers": {"content-type": "application/gzip"}}
+    options["headers"] = {**options.get("headers", {}), **headers}
+    async with world.client(None) as client:
+        return await client.request(method, _url(path, world) + query, **options)
+
+
+def _everything(world: World) -> dict[str, list[str]]:
+    """All rows of all tables."""
+    with world.session() as session:
+        tables = session.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all()
+        return {t: sorted(session.scalars(text(f"select t::text from {t} as t"))) for t in tables}
+
+
+@pytest.fixture(scope="module")
+def lived_in(shared_world: World) -> World:
+    """A world in which tenant vision has a running workload."""
+    id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
+    shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
+    return shared_world
+
+
+def test_only_the_service_itself_is_open() -> None:
+    """Every operation under /v1 names a role, and only health and metrics do without a key."""
+    assert {path for _, path, role in OPERATIONS if role is None} == OPEN
+    assert all(path.startswith("/v1/") for _, path, role in GUARDED)
+    assert len(GUARDED) > 40
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=_id)
+async def test_without_a_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
+    """Without a valid key every operation answers 401, whatever else is right or wrong, and changes nothing."""
+    method, path, _ = operation
+    before = _everything(lived_in)
+    bad = [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer mzn_unknown",
+        "Basic abc",
+        "Bearer é",
+        f"Token {lived_in.raw_keys['operator']}",
+    ]
+    for given in [None, *bad]:
+        answer = await _send(lived_in, method, path, {} if given is None else {"authorization": given.encode()})
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+        if method != "head":
+            assert answer.json()["type"] == "urn:mizzen:problem:unauthenticated"
+    assert _everything(lived_in) == before
+
+
+@pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] is not Role.VIEWER], ids=_id)
+async def test_with_too_small_a_role(lived_in: World, operation: tuple[str, str, Role]) -> None:
+    """A key of the next smaller role gets 403, also in its own tenant, and changes nothing."""
+    method, path, role = operation
+    before = _everything(lived_in)
+    for key in ["vision-viewer", "auditor"] + (["vision"] if role is Role.OPERATOR else []):
+        answer = await _send(lived_in, method, path, lived_in.headers(key))
+        assert (answer.status_code, answer.json()["type"]) == (403, "urn:mizzen:problem:forbidden")
+        assert role.value in answer.json()["detail"]
+    assert _everything(lived_in) == before
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=_id)
+async def test_with_another_tenants_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
+    """Another tenant's things are as if they were not there: 404, or not in the list; and nothing is changed."""
+    method, path, role = operation
+    before = _everything(lived_in)
+    query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
+    query = "?tenant=vision" if path.startswith("/v1/archives") else query
+    answer = await _send(lived_in, method, path, lived_in.headers("speech"), query)
+    if role is Role.OPERATOR:
+        assert answer.status_code == 403
+    elif path.startswith(("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives/{sha256}")):
+        assert answer.status_code == 404
+    elif (method, path) == ("post", "/v1/workloads"):
+        assert answer.status_code == 422
+    elif (method, path) == ("post", "/v1/workloads/cancel"):
+        assert (answer.status_code, answer.json()) == (202, {"cancelled": []})
+    elif path in LISTS:
+        assert answer.status_code == 200
+        assert "vision" not in answer.text
+        assert "wl-" not in answer.text
+    else:
+        assert path in SHARED
+        assert answer.status_code == 200
+        assert "wl-" not in answer.text
+    assert _everything(lived_in) == before
+
+
+@pytest.mark.parametrize("operation", [o for o in GUARDED if o[0] == "get"], ids=_id)
+async def test_own_key_reads(lived_in: World, operation: tuple[str, str, Role]) -> None:
+    """What a stranger is refused, the tenant's own viewer may read, if viewers may."""
+    method, path, role = operation
+    query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
+    key = "operator" if role is Role.OPERATOR else "vision-viewer"
+    assert (await _send(lived_in, method, path, lived_in.headers(key), query)).status_code == 200
+
+
+async def test_unknown_and_revoked_keys_get_the_same_answer(world: World) -> None:
+    """An answer does not tell whether a key was ever known."""
+    with world.session() as session:
+        session.connection().exec_driver_sql("update api_key set revoked_at = now() where id = 'key-speech'")
+    world.raw_keys["unknown"] = "mzn_0123_unknown"
+    answers = []
+    for key in ("unknown", "speech"):
+        async with world.client(key) as client:
+            answers.append(await client.get("/v1/whoami"))
+    assert answers[0].status_code == 401
+    assert answers[0].content == answers[1].content
+    assert answers[0].headers == answers[1].headers

@@ -1,0 +1,386 @@
+"""Documents: what can be read, and each thing that can be wrong with one, with its path."""
+
+import json
+from typing import Any
+
+import pytest
+
+from api.documents.loading import MAX_NODES, Malformed, load_json, load_yaml
+from api.documents.workload import read_workload
+from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from tests.api.world import ARCHIVE_SHA256, GIB, World, as_yaml, document
+
+JOB = document()["jobs"][0]
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """The example document with one job, changed."""
+    return document(jobs=[{k: v for k, v in {**JOB, **changes}.items() if v is not None}])
+
+
+def resources(**changes: Any) -> dict[str, Any]:
+    """The example document with other resources."""
+    return job(resources={**JOB["resources"], **changes})
+
+
+def errors_of(answer: Any) -> dict[str, str]:
+    """Path to message."""
+    return {e["path"]: e["message"] for e in answer.json()["errors"]}
+
+
+async def refusal(world: World, body: object, key: str = "operator") -> dict[str, str]:
+    async with world.client(key) as client:
+        answer = await client.post("/v1/workloads", json=body)
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:mizzen:problem:invalid-document"
+    return errors_of(answer)
+
+
+def test_example_becomes_this_specification() -> None:
+    """Durations, sizes and preferences of the example are normalised once, at submission."""
+    draft = read_workload(load_yaml(as_yaml(document())), None)
+    assert draft.problems == []
+    assert draft.spec() == WorkloadSpec(
+        name="digits",
+        tenant="vision",
+        labels={"team": "demo"},
+        tables=("digits",),
+        checkpoint=CheckpointSpec(interval_s=5, grace_s=10, keep=2),
+        limits=LimitsSpec(max_runtime_s=3600, max_silence_s=120, retries=1),
+        jobs=(
+            JobSpec(
+                name="trainer",
+                role="trainer",
+                tasks=2,
+                resources=ResourceSpec(gpus=1, gpu_types=("a100", "v100"), cpus_milli=1000, memory_bytes=512 << 20),
+                argv=("python3", "train.py"),
+                env={"EPOCHS": "10"},
+                secrets={"HF_TOKEN": "hf-token"},
+            ),
+        ),
+    )
+
+
+def test_smallest_document_has_the_documented_defaults() -> None:
+    """A name and a job with a command are enough where the key has a tenant."""
+    draft = read_workload(load_yaml(b"name: a\njobs: [{name: main, run: 'echo hi'}]"), "vision")
+    assert draft.problems == []
+    assert draft.spec() == WorkloadSpec(
+        name="a", tenant="vision", jobs=(JobSpec(name="main", role="main", tasks=1, resources=ResourceSpec(),
+                                                 script="echo hi"),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30.0), ("10m", 600.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("1d", 86400.0), (90, 90.0), ("500ms", 0.5)],
+)
+def test_durations(text: object, seconds: float) -> None:
+    """Durations are texts with units, or numbers of seconds."""
+    draft = read_workload(document(checkpoint={"interval": text}), None)
+    assert draft.problems == []
+    assert draft.spec().checkpoint.interval_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 512 << 20), ("16GB", 16 * 10**9), ("2Gi", 2 * GIB), ("1.5GiB", 3 * GIB // 2), (4 * GIB, 4 * GIB),
+     ("1048576", 1 << 20), ("10M", 10**7)],
+)  # fmt: skip
+def test_sizes(text: object, size: int) -> None:
+    """Sizes are texts with units of 1000 or of 1024, or numbers of bytes."""
+    draft = read_workload(resources(memory=text), None)
+    assert draft.problems == []
+    assert draft.spec().jobs[0].resources.memory_bytes == size
+
+
+def test_accelerators_as_one_text() -> None:
+    """`a100:8` is eight of one type, and a type alone is one."""
+    assert read_workload(resources(accelerators="a100:8"), None).spec().jobs[0].resources.gpus == 8
+    assert read_workload(resources(accelerators="a100"), None).spec().jobs[0].resources.gpus == 1
+    assert read_workload(resources(accelerators=[]), None).spec().jobs[0].resources.gpus == 0
+
+
+def test_null_is_as_if_left_out() -> None:
+    """A key without a value means its default, as programs that fill in forms send it."""
+    draft = read_workload(document(recurring="x") | {"recurring": None, "tables": None, "limits": None}, None)
+    assert draft.problems == []
+    assert draft.spec().tables == ()
+
+
+FORMS: list[tuple[str, object, str, str]] = [
+    ("no mapping", [1], "", "must be a mapping"),
+    ("nothing", None, "", "empty"),
+    ("unknown key", document(tabels=["digits"]), "tabels", "did you mean tables?"),
+    ("unknown key in a job", job(tsks=3), "jobs[0].tsks", "did you mean tasks?"),
+    ("unknown key in resources", resources(accelerator="a100:1"), "jobs[0].resources.accelerator", "accelerators?"),
+    ("unknown key like no other", document(zzzzzz=1), "zzzzzz", "known here are version, name"),
+    ("no name", document(name=None), "name", "missing"),
+    ("no jobs", document(jobs=None), "jobs", "missing"),
+    ("empty jobs", document(jobs=[]), "jobs", "at least one"),
+    ("jobs as a mapping", document(jobs={"a": 1}), "jobs", "must be a list of jobs"),
+    ("no tenant", document(tenant=None), "tenant", "missing"),
+    ("another version", document(version=2), "version", "must be 1"),
+    ("version as truth value", document(version=True), "version", "must be 1"),
+    ("name with capitals", document(name="Digits"), "name", "lower-case letters"),
+    ("name with a line end", document(name="digits\n"), "name", "lower-case letters"),
+    ("name as number", document(name=7), "name", "put it in quotes"),
+    ("name with NUL", document(name="a\0b"), "name", "NUL"),
+    ("half a surrogate pair", document(labels={"a": "\ud800"}), "labels.a", "surrogate"),
+    ("label as truth value", document(labels={"gpu": False}), "labels.gpu", "YAML reads yes, no, on, off"),
+    ("label as number", document(labels={"gpu": 1.5}), "labels.gpu", "put it in quotes"),
+    ("label key", document(labels={"a b": "c"}), "labels.'a b'", "label's key"),
+    ("label value too long", document(labels={"a": "x" * 257}), "labels.a", "at most 256 bytes"),
+    ("too many labels", document(labels={f"l{i}": "" for i in range(65)}), "labels", "at most 64"),
+    ("labels as list", document(labels=["a"]), "labels", "must be a mapping"),
+    ("two jobs of one name", document(jobs=[JOB, JOB]), "jobs[1].name", "another job has this name"),
+    ("too many jobs", document(jobs=[{**JOB, "name": f"j{i}"} for i in range(33)]), "jobs", "at most 32"),
+    ("too many tasks", document(jobs=[{**JOB, "tasks": 60_000}, {**JOB, "name": "b", "tasks": 60_000}]),
+     "jobs.tasks", "100000 tasks"),
+    ("no tasks", job(tasks=0), "jobs[0].tasks", "from 1 to 100000"),
+    ("half a task", job(tasks=1.5), "jobs[0].tasks", "must be an integer"),
+    ("tasks as truth value", job(tasks=True), "jobs[0].tasks", "it is a truth value"),
+    ("tasks beyond all bounds", job(tasks=10**30), "jobs[0].tasks", "from 1 to 100000"),
+    ("no run", job(run=None), "jobs[0].run", "missing"),
+    ("empty command", job(run=[]), "jobs[0].run", "must not be empty"),
+    ("blank script", job(run=" \n"), "jobs[0].run", "must not be empty"),
+    ("command of truth values", job(run=["true", True]), "jobs[0].run[1]", "put it in quotes"),
+    ("command as mapping", job(run={"a": 1}), "jobs[0].run", "list of texts"),
+    ("script too long", job(run="x" * 100_000), "jobs[0].run", "at most 98304 bytes"),
+    ("arguments too long", job(run=["x" * 50_000, "y" * 50_000]), "jobs[0].run", "at most 98304 bytes"),
+    ("argument with NUL", job(run=["a\0"]), "jobs[0].run[0]", "NUL"),
+    ("accelerators without sense", resources(accelerators="8 x a100"), "jobs[0].resources.accelerators", "a100:8"),
+    ("accelerators as mapping", resources(accelerators={"a100": 8}), "jobs[0].resources.accelerators", "a100:8"),
+    ("different counts", resources(accelerators=["a100:1", "v100:2"]), "jobs[0].resources.accelerators[1]",
+     "same number"),
+    ("a type twice", resources(accelerators=["a100:1", "a100:1"]), "jobs[0].resources.accelerators[1]", "twice"),
+    ("no GPUs of a type", resources(accelerators="a100:0"), "jobs[0].resources.accelerators", "1 to 62"),
+    ("63 GPUs", resources(accelerators="a100:63"), "jobs[0].resources.accelerators", "1 to 62"),
+    ("no CPUs", resources(cpus=0), "jobs[0].resources.cpus", "from 0.001"),
+    ("CPUs as text", resources(cpus="4"), "jobs[0].resources.cpus", "must be a number"),
+    ("memory without sense", resources(memory="lots"), "jobs[0].resources.memory", "512MiB"),
+    ("memory of fractions of bytes", resources(memory=1.5), "jobs[0].resources.memory", "512MiB"),
+    ("memory too small", resources(memory="1KB"), "jobs[0].resources.memory", "from 1MiB"),
+    ("memory too large", resources(memory="65TiB"), "jobs[0].resources.memory", "64TiB"),
+    ("duration without unit", document(checkpoint={"interval": "30"}), "checkpoint.interval", "30s"),
+    ("negative duration", document(checkpoint={"interval": -1}), "checkpoint.interval", "from 0.1"),
+    ("endless grace", document(checkpoint={"grace": "2h"}), "checkpoint.grace", "3600 seconds"),
+    ("keep nothing", document(checkpoint={"keep": 0}), "checkpoint.keep", "from 1 to 100"),
+    ("endless retries", document(limits={"retries": 10**9}), "limits.retries", "from 0 to 1000"),
+    ("limits as list", document(limits=[1]), "limits", "must be a mapping"),
+    ("variable of mizzen's", job(env={"MIZZEN_RANK": "1"}), "jobs[0].env.MIZZEN_RANK", "mizzen's own"),
+    ("variable that every task gets", job(env={"RANK": "1"}), "jobs[0].env.RANK", "set by mizzen"),
+    ("variable with a dash", job(env={"A-B": "1"}), "jobs[0].env.A-B", "letters, digits and underscores"),
+    ("variable as truth value", job(env={"DEBUG": True}), "jobs[0].env.DEBUG", "put it in quotes"),
+    ("variable as fraction", job(env={"LR": 0.1}), "jobs[0].env.LR", "put it in quotes"),
+    ("too much environment", job(env={f"V{i}": "x" * 30_000 for i in range(3)}), "jobs[0].env", "65536 bytes"),
+    ("secret of mizzen's name", job(secrets={"MIZZEN_KEY": "hf-token"}), "jobs[0].secrets.MIZZEN_KEY", "own"),
+    ("secret and variable", job(env={"A": "1"}, secrets={"A": "hf-token"}), "jobs[0].secrets.A", "in env too"),
+    ("secret's name", job(secrets={"A": "a b"}), "jobs[0].secrets.A", "lower-case"),
+    ("absolute file", document(files={"/etc/passwd": "x"}), "files./etc/passwd", "relative path"),
+    ("escaping file", document(files={"a/../../b": "x"}), "files.a/../../b", "stays in"),
+    ("file path with dots", document(files={"./a": "x"}), "files../a", "shortest form"),
+    ("file that is a folder", document(files={"a": "x", "a/b": "y"}), "files.a", "folder of another"),
+    ("too much text", document(files={"a": "x" * 200_000, "b": "y" * 100_000}), "files", "262144 bytes"),
+    ("file of bytes", document(files={"a": 7}), "files.a", "put it in quotes"),
+    ("workdir as path", document(workdir="./src"), "workdir", "packs and uploads"),
+    ("workdir without archive", document(workdir={}), "workdir.archive", "missing"),
+    ("workdir without sense", document(workdir={"archive": "abc"}), "workdir.archive", "64 hexadecimal"),
+    ("tables as text", document(tables="digits"), "tables", "must be a list"),
+    ("a table twice", document(tables=["digits", "digits"]), "tables[1]", "twice"),
+    ("priority out of bounds", document(priority=8), "priority", "from 1 to 7"),
+    ("regions as list", document(regions=["north"]), "regions", "must be a mapping"),
+    ("no region allowed", document(regions={"allow": []}), "regions.allow", "at least one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "path", "message"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
+async def test_wrong_form(shared_world: World, body: object, path: str, message: str) -> None:
+    """A document of the wrong form is refused, with the path of what is wrong and what would be right."""
+    text = json.dumps(body).encode()  # as ASCII: half a surrogate pair is an escape in it
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=text, headers={"content-type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    found = errors_of(answer)
+    assert list(found) == [path]
+    assert message in found[path]
+
+
+FACTS: list[tuple[str, str, object, str, str]] = [
+    ("unknown tenant", "operator", document(tenant="visoin"), "tenant", "did you mean vision?"),
+    ("another tenant", "vision", document(tenant="speech"), "tenant", "may only submit for tenant vision"),
+    ("another tenant that there is not", "vision", document(tenant="nobody"), "tenant", "only submit for tenant vision"),
+    ("unknown table", "operator", document(tables=["digit"]), "tables[0]", "did you mean digits?"),
+    ("unknown region", "operator", document(regions={"allow": ["nrth"]}), "regions.allow[0]", "did you mean north?"),
+    ("unknown region excluded", "operator", document(regions={"exclude": ["mars"]}), "regions.exclude[0]",
+     "there are north, south"),
+    ("no region left", "operator", document(regions={"exclude": ["north", "south"]}), "regions.exclude[1]",
+     "no region is left"),
+    ("allowed and excluded", "operator", document(regions={"allow": ["north"], "exclude": ["north"]}),
+     "regions.exclude[0]", "no region is left"),
+    ("unknown GPU type", "operator", resources(accelerators="a10:1"), "jobs[0].resources.accelerators",
+     "did you mean a100?"),
+    ("unknown GPU type in a list", "operator", resources(accelerators=["a100:1", "tpu:1"]),
+     "jobs[0].resources.accelerators[1]", "there are a100, v100"),
+    ("more GPUs than a machine has", "operator", resources(accelerators="a100:16"), "jobs[0].resources",
+     "the largest has 8 a100, 64 CPUs and 256 GiB"),
+    ("more GPUs than a machine of this type has", "operator", resources(accelerators="v100:8"), "jobs[0].resources",
+     "the largest has 4 v100"),
+    ("more CPUs than a machine has", "operator", resources(cpus=65), "jobs[0].resources", "no machine can hold"),
+    ("more memory than a machine has", "operator", resources(accelerators=None, memory="1TiB"), "jobs[0].resources",
+     "256 GiB"),
+    ("unknown secret", "operator", job(secrets={"A": "hf-tokn"}), "jobs[0].secrets.A", "did you mean hf-token?"),
+    ("archive that was not uploaded", "operator", document(workdir={"archive": "0" * 64}), "workdir", "upload it"),
+    ("priority upwards", "operator", document(priority=2), "priority", "level from 3 to 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "body", "path", "message"), [f[1:] for f in FACTS], ids=[f[0] for f in FACTS])
+async def test_wrong_facts(shared_world: World, key: str, body: object, path: str, message: str) -> None:
+    """A document that does not fit what there is is refused at submission."""
+    found = await refusal(shared_world, body, key)
+    assert list(found) == [path]
+    assert message in found[path]
+
+
+FITTING: list[tuple[str, object]] = [
+    ("a list of which only one type can hold it", resources(accelerators=["v100:8", "a100:8"])),
+    ("a lower priority", document(priority=7)),
+    ("its tenant's priority", document(priority=3)),
+    ("an uploaded archive", document(workdir={"archive": ARCHIVE_SHA256})),
+    ("an uploaded archive by its checksum alone", document(workdir=ARCHIVE_SHA256)),
+    ("one region excluded", document(regions={"exclude": ["south"]})),
+    ("variables that are integers", job(env={"EPOCHS": 10}, run=["sleep", 30])),
+    ("no resources at all", job(resources=None)),
+]
+
+
+@pytest.mark.parametrize("body", [f[1] for f in FITTING], ids=[f[0] for f in FITTING])
+async def test_what_fits_is_taken(shared_world: World, body: object) -> None:
+    """What some machine of the fleet can hold, and names what there is, is taken."""
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", json=body)
+    assert answer.status_code == 202, answer.text
+
+
+async def test_every_problem_at_once(shared_world: World) -> None:
+    """Problems of form and of fact, in all parts of the document, come in one answer with their values."""
+    bad = document(
+        nmae="digits",
+        tenant="visoin",
+        tables=["digit"],
+        labels={"nightly": True},
+        checkpoint={"interval": "soon"},
+        jobs=[{**JOB, "tasks": -1, "resources": {"accelerators": "a10:1"}, "env": {"1A": "x"}}],
+    )
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=as_yaml(bad), headers={"content-type": "application/yaml"})
+    found = {e["path"]: e for e in answer.json()["errors"]}
+    assert set(found) == {
+        "nmae", "tenant", "tables[0]", "labels.nightly", "checkpoint.interval", "jobs[0].tasks",
+        "jobs[0].resources.accelerators", "jobs[0].env.1A",
+    }  # fmt: skip
+    assert found["nmae"]["suggestion"] == "name"
+    assert found["tenant"] == {
+        "path": "tenant",
+        "value": "visoin",
+        "message": "unknown tenant; did you mean vision?",
+        "suggestion": "vision",
+    }
+    assert found["checkpoint.interval"]["value"] == "soon"
+    assert found["jobs[0].tasks"]["value"] == -1
+
+
+async def test_fleet_without_machines_refuses_no_size(world: World) -> None:
+    """Before the first machine has registered nothing is known to be impossible."""
+    with world.session() as session:
+        session.connection().exec_driver_sql("delete from machine")
+    async with world.client() as client:
+        answer = await client.post("/v1/workloads", json=resources(accelerators="h100:8"))
+    assert answer.status_code == 202
+
+
+async def test_machines_lost_for_good_do_not_count(world: World) -> None:
+    """A machine that was lost a moment ago may come back; one lost for more than a day is not counted on."""
+    big = resources(accelerators="a100:8")
+    async with world.client() as client:
+        for lost_for, status in (("1 hour", 202), ("2 days", 422)):
+            with world.session() as session:
+                session.connection().exec_driver_sql(
+                    f"update machine set state = 'lost', lost_at = now() - interval '{lost_for}' where gpu_type = 'a100'"
+                )
+            assert (await client.post("/v1/workloads", json=big)).status_code == status
+
+
+PLAIN = [
+    ("no", False), ("On", True), ("TRUE", True), ("nO", "nO"), ("~", None), ("", None), ("12", 12), ("-3", -3),
+    ("010", "010"), ("1_000", "1_000"), ("0x10", "0x10"), ("12:30", "12:30"), ("1.50", 1.5), ("1e3", 1000.0),
+    ("2024-01-02", "2024-01-02"), (".inf", ".inf"), ("12e", "12e"), ("9" * 5000, float("inf")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), PLAIN, ids=[p[0][:12] or "empty" for p in PLAIN])
+def test_yaml_scalars(text: str, value: object) -> None:
+    """Of plain scalars only null, truth values and decimal numbers are not texts; quoted ones always are."""
+    assert load_yaml(f"a: {text}".encode()) == {"a": value}
+    assert load_yaml(f"a: '{text}'".encode()) == {"a": text}
+
+
+def test_yaml_keys_are_texts() -> None:
+    """A variable named NO, or a label named 1, is what it looks like."""
+    assert load_yaml(b"NO: a\n1: b\n~: c") == {"NO": "a", "1": "b", "~": "c"}
+
+
+MALFORMED: list[tuple[str, bytes, str]] = [
+    ("anchors", b"a: &x [1]\nb: *x", "anchors"),
+    ("an alias bomb", b"a: &a [x, x]\nb: &b [*a, *a]", "anchors"),
+    ("merge keys", b"a: {<<: {b: 1}}", "merge keys"),
+    ("tags", b"a: !!python/object/apply:os.system ['true']", "tags"),
+    ("tags of scalars", b"a: !!int '3'", "tags"),
+    ("a list as key", b"? [a]\n: b", "key must be a plain text"),
+    ("two documents", b"a: 1\n---\nb: 2", "second document"),
+    ("a syntax error", b"a: [1", "line 1"),
+    ("tabs", b"a:\n\tb: 1", "line 2"),
+    ("no UTF-8", b"a: \xff", "byte 3: not UTF-8"),
+    ("control characters", b"a: \x01", "not YAML"),
+    ("an escape beyond Unicode", b'a: "\\UFFFFFFFF"', "not YAML"),
+    ("deep flow", b"[" * 100_000, "nested more than"),
+    ("deep blocks", b"".join(b" " * i + b"a:\n" for i in range(30)), "nested more than"),
+    ("many values", b"[" + b"1," * (MAX_NODES + 1) + b"]", "more than"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), [m[1:] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
+def test_malformed_yaml(body: bytes, message: str) -> None:
+    """What is not plain YAML is refused before it is read whole, with its line where there is one."""
+    with pytest.raises(Malformed, match=message):
+        load_yaml(body)
+
+
+MALFORMED_JSON: list[tuple[str, bytes, str]] = [
+    ("a syntax error", b'{"a": }', "line 1, column 7"),
+    ("nothing", b"", "not JSON"),
+    ("NaN", b'{"a": NaN}', "NaN"),
+    ("infinity", b'{"a": -Infinity}', "-Infinity"),
+    ("deep lists", b"[" * 50_000 + b"]" * 50_000, "nested more than"),
+    ("quite deep lists", b"[" * 30 + b"]" * 30, "nested more than"),
+    ("many values", b"[" + b"1," * MAX_NODES + b"1]", "more than"),
+    ("UTF-16", '{"a": 1}'.encode("utf-16"), "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), [m[1:] for m in MALFORMED_JSON], ids=[m[0] for m in MALFORMED_JSON])
+def test_malformed_json(body: bytes, message: str) -> None:
+    """What is not JSON, or beyond the bounds, is refused."""
+    with pytest.raises(Malformed, match=message):
+        load_json(body)
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/yaml"])
+async def test_keys_given_twice(shared_world: World, media: str) -> None:
+    """A key that is given twice is refused in both formats, at its path."""
+    text = b'{"name": "a", "tenant": "vision", "jobs": [{"name": "m", "run": "x", "env": {"A": "1", "A": "2"}}]}'
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=text, headers={"content-type": media})
+    assert errors_of(answer) == {"jobs[0].env.A": "this key is given twice"}

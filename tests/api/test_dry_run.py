@@ -1,0 +1,59 @@
+"""Dry runs: the answer is the scheduler's own, over a real Temporal, and nothing is written."""
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest_asyncio
+from sqlalchemy import func, select
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from activities.roles import control_worker
+from domain.phases import Phase
+from infra.config import TemporalSettings
+from infra.db.models import Audit, Event, Outbox, Workload
+from infra.stack.temporal import find_binary
+from tests.api.test_documents import resources
+from tests.api.world import World, make_world
+
+
+@pytest_asyncio.fixture
+async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    """An installation with a Temporal and a control worker."""
+    binary = str(find_binary(TemporalSettings()))
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=binary, data_converter=pydantic_data_converter, dev_server_log_level="error"
+    ) as temporal:
+        address = temporal.client.service_client.config.target_host
+        with (
+            make_world(database_url, tmp_path, temporal={"address": address}) as world,
+            ThreadPoolExecutor(4) as threads,
+        ):
+            async with control_worker(temporal.client, world.engine, world.settings, threads):
+                yield world
+
+
+async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
+    """A dry run tells the place, or each region's reasons, and writes nothing; the process is ready with Temporal."""
+    async with scheduled.client("vision") as client:
+        assert (await client.get("/readyz")).json()["temporal"] == "ok"
+        fits = await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))
+        assert fits.status_code == 200, fits.text
+        assert fits.json() | {"machines": [], "reasons": []} == {
+            "admitted": True, "rank": 3, "over_quota": False, "region": "north", "machines": [], "victims": [],
+            "reasons": [],
+        }  # fmt: skip
+        assert all(machine.startswith("north/alpha/") for machine in fits.json()["machines"])
+        for number, machine in enumerate(("north/alpha/m1", "north/alpha/m2")):
+            holder = scheduled.add_workload(Phase.RUNNING, tenant="speech")
+            scheduled.add_attempt(holder, number + 1, machine, 0xFF)
+        full = (await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))).json()
+    assert full["admitted"] is False
+    assert full["region"] is None
+    assert full["reasons"]
+    assert all(reason["sentence"] for reason in full["reasons"])
+    with scheduled.session() as session:
+        assert session.scalar(select(func.count()).select_from(Workload)) == 2
+        for kind in (Audit, Event, Outbox):
+            assert session.scalar(select(func.count()).select_from(kind)) == 0

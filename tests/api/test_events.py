@@ -1,0 +1,275 @@
+"""Event streams: every event once and in order, whatever is committed when, and wherever a client takes it up again."""
+
+import json
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from api.streams import events as streams
+from api.streams.hub import Hub
+from domain.phases import Phase
+from infra.db import events
+from infra.db.events import Cursor
+from tests.api.world import World, awarded
+
+Serve = Callable[[World], str]
+
+
+@dataclass(frozen=True)
+class Received:
+    """One event as a client sees it."""
+
+    id: str
+    kind: str
+    data: dict[str, Any]
+
+
+async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[Received]:
+    """The events of a stream; comments are passed over."""
+    fields: dict[str, str] = {}
+    async for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield Received(fields["id"], fields["event"], json.loads(fields["data"]))
+            fields = {}
+        else:
+            fields = {}
+
+
+@asynccontextmanager
+async def following(base: str, world: World, path: str, last: str | None = None, key: str = "operator") -> Any:
+    """The events of a live stream."""
+    headers = world.headers(key) | ({"last-event-id": last} if last else {})
+    async with (
+        httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as client,
+        client.stream("GET", path) as answer,
+    ):
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield parsed(answer.aiter_lines())
+
+
+async def present(
+    world: World, path: str, key: str = "operator", after: str | None = None, **headers: str
+) -> list[Received]:
+    """The events up to now."""
+    params = {"follow": "false"} | ({"after": after} if after else {})
+    async with world.client(key) as client:
+        answer = await client.get(path, params=params, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+    async def lines() -> AsyncIterator[str]:
+        for line in answer.text.split("\n"):
+            yield line
+
+    return [event async for event in parsed(lines())]
+
+
+async def test_events_of_a_workload(world: World) -> None:
+    """A workload's events come in order, each with its kind, reason and position."""
+    id_, other = world.add_workload(), world.add_workload()
+    world.set_phase(id_, Phase.PLACING, reason=awarded())
+    world.set_phase(other, Phase.PLACING)
+    world.set_phase(id_, Phase.PROVISIONING)
+    found = await present(world, f"/v1/workloads/{id_}/events")
+    assert [e.kind for e in found] == ["workload.placing", "workload.provisioning"]
+    assert found[0].data["workload"] == id_
+    assert found[0].data["reason"]["code"] == "awarded"
+    assert [e.data["id"] for e in found] == [e.id for e in found]
+    assert [e.kind for e in await present(world, f"/v1/workloads/{id_}/events", **{"last-event-id": found[0].id})] == [
+        "workload.provisioning"
+    ]
+    assert await present(world, f"/v1/workloads/{id_}/events", **{"last-event-id": found[1].id}) == []
+    assert len(await present(world, "/v1/events")) == 3
+
+
+async def test_events_are_the_tenants_own(world: World) -> None:
+    """A key with a tenant gets that tenant's events, and no machine's."""
+    mine, other = world.add_workload(), world.add_workload(tenant="speech")
+    for id_ in (mine, other):
+        world.set_phase(id_, Phase.PLACING)
+    with world.session() as session:
+        events.record(session, "machine.lost", machine="north/alpha/m1", region="north")
+    assert [e.data["workload"] for e in await present(world, "/v1/events", "vision")] == [mine]
+    assert len(await present(world, "/v1/events", "auditor")) == 3
+
+
+async def test_more_events_than_a_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pages of the past are sent, also where an event more would begin another one."""
+    id_ = world.add_workload()
+    with world.session() as session:
+        for number in range(20):
+            events.record(session, f"workload.n{number}", workload=id_, tenant="vision")
+    for page in (1, 4, 5, 19, 20, 21):
+        monkeypatch.setattr(streams, "_PAGE", page)
+        found = await present(world, f"/v1/workloads/{id_}/events")
+        assert [e.kind for e in found] == [f"workload.n{number}" for number in range(20)]
+
+
+@pytest.mark.parametrize("id_", ["", "x", "1", "1-", "-1", "1-2-3", "-1-2", "1-x", "9" * 30 + "-1", "١-١", "now"])
+async def test_malformed_last_event_id(shared_world: World, id_: str) -> None:
+    """A Last-Event-ID that is none is refused, and not taken for the beginning."""
+    async with shared_world.client() as client:
+        for path in ("/v1/events", f"/v1/workloads/{shared_world.add_workload()}/events"):
+            answer = await client.get(path, headers=[(b"last-event-id", id_.encode())])
+            assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
+
+
+async def test_begin_at_the_present(world: World) -> None:
+    """`after=now` leaves the past out, and `after` an id is as Last-Event-ID."""
+    id_ = world.add_workload()
+    world.set_phase(id_, Phase.PLACING)
+    assert await present(world, "/v1/events", after="now") == []
+    (first,) = await present(world, "/v1/events")
+    world.set_phase(id_, Phase.PROVISIONING)
+    assert [e.kind for e in await present(world, "/v1/events", after=first.id)] == ["workload.provisioning"]
+    async with world.client() as client:
+        assert (await client.get("/v1/events?after=yesterday")).status_code == 400
+
+
+async def test_stream_of_a_workload_ends_with_it(world: World, serve: Serve) -> None:
+    """A followed workload's events come as they happen, and the stream ends with the last one."""
+    base, id_ = serve(world), world.add_workload()
+    world.set_phase(id_, Phase.PLACING)
+    kinds = []
+    coming = [Phase.PROVISIONING, Phase.RUNNING, Phase.SUCCEEDED]
+    async with following(base, world, f"/v1/workloads/{id_}/events", key="vision") as stream:
+        async for event in stream:
+            kinds.append(event.kind)
+            if coming:
+                world.set_phase(id_, coming.pop(0))
+    assert kinds == ["workload.placing", "workload.provisioning", "workload.running", "workload.succeeded"]
+    async with following(base, world, f"/v1/workloads/{id_}/events", event.id) as stream:
+        assert [e async for e in stream] == []
+
+
+async def test_last_event_is_awaited_while_an_older_transaction_runs(world: World, serve: Serve) -> None:
+    """A workload that has ended is not over before its last event can be read in order."""
+    base, id_ = serve(world), world.add_workload()
+    with world.engine.connect() as old, old.begin():
+        old.execute(text("select pg_current_xact_id()"))
+        world.set_phase(id_, Phase.CANCELLED)
+        assert await present(world, f"/v1/workloads/{id_}/events") == []
+        async with following(base, world, f"/v1/workloads/{id_}/events") as stream:
+            old.commit()
+            assert [e.kind async for e in stream] == ["workload.cancelled"]
+
+
+def _write(world: World, writer: int, count: int) -> None:
+    """Writes events whose transactions overlap with those of others and commit in another order than they began."""
+    chance = random.Random(writer)
+    for number in range(count):
+        with world.session() as session:
+            events.record(session, f"w{writer}.n{number}", workload=f"wl-{writer}", tenant="vision")
+            session.execute(text("select pg_sleep(:s)"), {"s": chance.random() * 0.02})
+            if chance.random() < 0.2:
+                session.rollback()
+
+
+async def test_every_event_once_and_in_order_over_reconnections(world: World, serve: Serve) -> None:
+    """Clients that come back at random get every committed event exactly once, in one order, while writers commit
+    out of order and some roll back."""
+    base = serve(world)
+    writers = [threading.Thread(target=_write, args=(world, writer, 40)) for writer in range(6)]
+    chance = random.Random(1)
+    seen: list[Received] = []
+    for thread in writers:
+        thread.start()
+    while any(thread.is_alive() for thread in writers):
+        async with following(base, world, "/v1/events", seen[-1].id if seen else None) as stream:
+            for _ in range(chance.randrange(1, 25)):
+                seen.append(await anext(stream))
+                if not any(thread.is_alive() for thread in writers):
+                    break
+    for thread in writers:
+        thread.join()
+    seen += await present(world, "/v1/events", **{"last-event-id": seen[-1].id})
+    cursors = [Cursor.parse(event.id) for event in seen]
+    assert cursors == sorted(set(cursors))
+    with world.session() as session:
+        committed = session.scalars(text("select kind from event order by txid, id")).all()
+    assert [event.kind for event in seen] == list(committed)
+    assert 100 < len(committed) < 240
+
+
+async def test_only_those_concerned_are_woken(world: World) -> None:
+    """An event wakes followers of its workload, of its tenant and of all, and no others."""
+    hub = Hub(world.engine)
+    with (
+        hub.follow("wl-a", waits=True) as same,
+        hub.follow("wl-b", waits=True) as other,
+        hub.follow(None, "vision", waits=True) as tenant,
+        hub.follow(None, "speech", waits=True) as stranger,
+        hub.follow(None, waits=True) as everyone,
+    ):
+        followers = (same, other, tenant, stranger, everyone)
+        for follower in followers:  # the listener's first greeting, once it listens
+            assert await follower.wait(30)
+        with world.session() as session:
+            events.record(session, "workload.running", workload="wl-a", tenant="vision")
+        for follower in (same, tenant, everyone):
+            assert await follower.wait(30)
+        assert not other.due.is_set()
+        assert not stranger.due.is_set()
+        assert hub.followers == 5
+    assert hub.followers == 0
+    await hub.aclose()
+
+
+async def test_followers_are_bounded(world: World, serve: Serve) -> None:
+    """A process that serves as many streams as it may refuses another one, and takes it once one has ended."""
+    world.app.state.mizzen.hub = Hub(world.engine, max_followers=1)
+    base = serve(world)
+    async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client:
+        async with following(base, world, "/v1/events"):
+            answer = await client.get("/v1/events")
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:too-many-followers")
+            assert (await client.get("/v1/events?follow=false")).status_code == 200
+        while True:
+            async with client.stream("GET", "/v1/events") as stream:
+                if stream.status_code == 200:
+                    break
+
+
+async def test_listener_that_lost_its_connection(world: World, serve: Serve) -> None:
+    """A stream goes on over a loss of the connection that wakes it."""
+    base, id_ = serve(world), world.add_workload()
+    async with following(base, world, f"/v1/workloads/{id_}/events") as stream:
+        world.set_phase(id_, Phase.PLACING)
+        assert (await anext(stream)).kind == "workload.placing"
+        with world.session() as session:
+            session.execute(
+                text("select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'mizzen-api%'")
+            )
+        world.set_phase(id_, Phase.CANCELLED)
+        assert [e.kind async for e in stream] == ["workload.cancelled"]
+
+
+async def test_heartbeats(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without events has comments, by which both sides notice a lost connection."""
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
+    base = serve(world)
+    async with (
+        httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client,
+        client.stream("GET", "/v1/events") as answer,
+    ):
+        lines = [line async for line, _ in _first(answer.aiter_lines(), 6)]
+    assert lines == ["retry: 1000", "", ": still here", "", ": still here", ""]
+
+
+async def _first(lines: AsyncIterator[str], count: int) -> AsyncIterator[tuple[str, int]]:
+    number = 0
+    async for line in lines:
+        yield line, number
+        number += 1
+        if number == count:
+            return

@@ -1,0 +1,294 @@
+"""Regions, clusters and machines; cordoning and draining; tables, replicas and archives."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from api.data import archives
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Archive, Audit, Event, Machine, Region
+from tests.api.test_workloads import act, get, mail
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of
+
+M1 = "/v1/machines/north/alpha/m1"
+
+
+async def test_regions_and_clusters_count_machines_and_slots(world: World) -> None:
+    """Slots of a type are counted over machines that are not lost: all, those held, and those promised."""
+    world.add_attempt(world.add_workload(Phase.RUNNING), 1, "north/alpha/m1", 0b111)
+    with world.session() as session:
+        session.get_one(Machine, "north/alpha/m2").state = "lost"
+    north, south = (await get(world, "/v1/regions"))["items"]
+    assert (north["name"], north["clusters"]) == ("north", ["alpha"])
+    assert north["machines"] == {"ready": 1, "joining": 0, "lost": 1, "cordoned": 0}
+    assert north["gpus"] == {"a100": {"total": 8, "held": 3, "promised": 0}}
+    assert south["gpus"] == {"v100": {"total": 4, "held": 0, "promised": 0}}
+    assert await get(world, "/v1/regions/south") == south
+    clusters = (await get(world, "/v1/clusters"))["items"]
+    assert [(c["region"], c["name"], c["manager"]) for c in clusters] == [
+        ("north", "alpha", "agent"), ("south", "beta", "agent"),
+    ]  # fmt: skip
+    assert clusters[0]["gpus"] == north["gpus"]
+    assert [c["name"] for c in (await get(world, "/v1/clusters", region="south"))["items"]] == ["beta"]
+
+
+async def test_machines_by_region_and_page(world: World) -> None:
+    """Machines are listed by id, narrowed by region and cluster, in pages that hold each once."""
+
+    async def ids(**params: Any) -> list[str]:
+        return [m["id"] for m in (await get(world, "/v1/machines", **params))["items"]]
+
+    everything = ["north/alpha/m1", "north/alpha/m2", "south/beta/c1", "south/beta/m1"]
+    assert await ids() == everything
+    assert await ids(region="south") == everything[2:]
+    assert await ids(cluster="alpha") == everything[:2]
+    assert await ids(region="south", cluster="alpha") == []
+    first = await get(world, "/v1/machines", limit=3)
+    assert await ids(limit=3, cursor=first["next_cursor"]) == everything[3:]
+
+
+async def test_machine_view(world: World) -> None:
+    """A machine shows what is held on it, and a tenant sees only its own workloads there."""
+    mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
+    world.add_attempt(mine, 1, "north/alpha/m1", 0b101)
+    world.add_attempt(other, 1, "north/alpha/m1", 0b10)
+    machine = await get(world, M1)
+    assert (machine["slots_held"], machine["free_cpus"], machine["free_memory_bytes"]) == ([0, 1, 2], 60.0, 254 * GIB)
+    assert (machine["gpu_type"], machine["gpus"], machine["state"], machine["machine"]) == ("a100", 8, "ready", "m1")
+    assert machine["workloads"] == [mine, other]
+    assert (await get(world, M1, "vision"))["workloads"] == [mine]
+
+
+async def test_cordon_and_uncordon(world: World) -> None:
+    """A cordon has its reason and who set it; uncordoning forgets it and the gangs that failed."""
+    cordoned = await act(world, f"{M1}/cordon", body={"reason": "fan is loud"})
+    assert cordoned.status_code == 200
+    assert cordoned.json()["cordon"] == {
+        "code": "cordoned_by_operator", "detail": {"by": "key-operator", "note": "fan is loud"},
+        "sentence": "cordoned by key-operator",
+    }  # fmt: skip
+    with world.session() as session:
+        session.get_one(Machine, "north/alpha/m1").failed_gangs = 3
+    opened = (await act(world, f"{M1}/uncordon")).json()
+    assert (opened["cordon"], opened["failed_gangs"]) == (None, 0)
+    assert (await act(world, f"{M1}/cordon")).json()["cordon"]["detail"] == {"by": "key-operator"}
+    with world.session() as session:
+        kinds = session.scalars(select(Event.kind).order_by(Event.id)).all()
+        audit = session.scalars(select(Audit.action).order_by(Audit.id)).all()
+    assert kinds == ["machine.cordoned", "machine.uncordoned", "machine.cordoned"]
+    assert audit == ["machine.cordon", "machine.uncordon", "machine.cordon"]
+
+
+async def test_drain_preempts_what_runs_there(world: World) -> None:
+    """A drain cordons and asks every workload on the machine to go; what was released or is elsewhere is left alone."""
+    here, elsewhere, gone = (world.add_workload(Phase.RUNNING) for _ in range(3))
+    world.add_attempt(here, 2, "north/alpha/m1", 0b1)
+    world.add_attempt(elsewhere, 1, "north/alpha/m2", 0b1)
+    world.add_attempt(gone, 1, "north/alpha/m1", 0b10, released_at="2026-01-01T00:00:00Z")
+    drained = await act(world, f"{M1}/drain", body={})
+    assert (drained.status_code, drained.json()["draining"]) == (200, True)
+    assert drained.json()["cordon"]["code"] == "cordoned_by_operator"
+    detail = {"machine": "north/alpha/m1", "by": "key-operator", "code": "machine_drained"}
+    assert mail(world) == [
+        ("mail", here, {"kind": "preempt", "attempt": 2, "detail": detail}),
+        ("wake", None, {}),
+    ]
+    opened = (await act(world, f"{M1}/undrain")).json()
+    assert (opened["draining"], opened["cordon"]) == (False, None)
+
+
+async def test_drain_keeps_the_cordon_that_mizzen_set(world: World) -> None:
+    """Undraining does not forget that a machine kept failing gangs."""
+    reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": 3, "workload": "wl-x"}).to_json()
+    with world.session() as session:
+        session.get_one(Machine, "north/alpha/m1").cordon = reason
+    await act(world, f"{M1}/drain")
+    assert (await act(world, f"{M1}/undrain")).json()["cordon"]["code"] == "keeps_failing_gangs"
+
+
+@pytest.mark.parametrize("action", ["cordon", "uncordon", "drain", "undrain"])
+async def test_unknown_machines(shared_world: World, action: str) -> None:
+    """A machine that there is not cannot be cordoned or drained."""
+    for name in ("north/alpha/m9", "north/m1/alpha", "%2e%2e/a/b"):
+        assert (await act(shared_world, f"/v1/machines/{name}/{action}")).status_code == 404
+
+
+async def test_table_is_registered_from_its_objects(world: World) -> None:
+    """A table has the size of its objects and a first replica where they are."""
+    world.buckets["south"].put("tables/words/a", b"123")
+    world.buckets["south"].put("tables/words/b/c", b"4567")
+    world.buckets["south"].put("tables/words2/a", b"not of it")
+    made = await act(world, "/v1/tables", body={"name": "words", "home_region": "south"})
+    assert (made.status_code, made.headers["location"]) == (201, "/v1/tables/words")
+    assert made.json()["size_bytes"] == 7
+    assert [(r["region"], r["state"], r["done_bytes"], r["total_bytes"]) for r in made.json()["replicas"]] == [
+        ("south", "ready", 7, 7)
+    ]
+    assert await get(world, "/v1/tables/words") == made.json()
+    assert [t["name"] for t in (await get(world, "/v1/tables"))["items"]] == ["digits", "words"]
+    again = await act(world, "/v1/tables", body={"name": "words", "home_region": "south"})
+    assert (again.status_code, again.json()["type"]) == (409, "urn:mizzen:problem:conflict")
+
+
+async def test_table_without_objects_is_refused(world: World) -> None:
+    """A table needs objects in the bucket: the error names where they are looked for."""
+    empty = await act(world, "/v1/tables", body={"name": "nothing", "home_region": "south"})
+    assert empty.status_code == 422
+    assert "tables/nothing/" in empty.json()["errors"][0]["message"]
+    nowhere = await act(world, "/v1/tables", body={"name": "digits2", "home_region": "mars"})
+    assert nowhere.json()["errors"][0]["path"] == "home_region"
+
+
+async def test_bucket_that_does_not_answer(world: World) -> None:
+    """A bucket that cannot be reached is the system's fault and not the request's."""
+    with world.session() as session:
+        session.get_one(Region, "south").bucket_url = "file:///proc/1/nothing-here"
+    world.app.state.mizzen.store.cache_clear()
+
+    def broken(url: str) -> Any:
+        raise PermissionError(url)
+
+    world.app.state.mizzen.store = broken
+    answer = await act(world, "/v1/tables", body={"name": "words", "home_region": "south"})
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:storage-unavailable")
+
+
+async def test_replica_is_asked_for_once(world: World) -> None:
+    """A copy is started by mail, from the home region; asking again changes nothing."""
+    for _ in range(2):
+        copy = await act(world, "/v1/tables/digits/replicas", body={"region": "south"})
+        assert (copy.status_code, copy.json()["state"], copy.json()["source_region"]) == (202, "copying", "north")
+    ready = await act(world, "/v1/tables/digits/replicas", body={"region": "north"})
+    assert ready.json()["state"] == "ready"
+    assert mail(world) == [("replicate", None, {"table": "digits", "source": "north", "target": "south"})]
+    replicas = (await get(world, "/v1/tables/digits/replicas"))["items"]
+    assert [(r["region"], r["state"]) for r in replicas] == [("north", "ready"), ("south", "copying")]
+    assert (await act(world, "/v1/tables/digits/replicas", body={"region": "mars"})).status_code == 422
+    assert (await act(world, "/v1/tables/nothing/replicas", body={"region": "south"})).status_code == 404
+
+
+async def test_replica_without_a_source(world: World) -> None:
+    """A table without a complete replica cannot be copied."""
+    with world.session() as session:
+        session.connection().exec_driver_sql("update replica set state = 'copying'")
+    answer = await act(world, "/v1/tables/digits/replicas", body={"region": "south"})
+    assert answer.status_code == 409
+
+
+async def test_table_that_is_read_stays(world: World) -> None:
+    """A table goes only when no workload that has not ended reads it."""
+    id_ = world.add_workload(Phase.PENDING, tables=("digits",))
+    world.add_workload(Phase.SUCCEEDED, tables=("digits",))
+    assert (await act(world, "/v1/tables/digits", method="DELETE")).status_code == 409
+    world.set_phase(id_, Phase.CANCELLED)
+    assert (await act(world, "/v1/tables/digits", method="DELETE")).status_code == 204
+    assert (await act(world, "/v1/tables/digits", method="DELETE")).status_code == 404
+    assert (await get(world, "/v1/tables"))["items"] == []
+    assert world.buckets["north"].get("tables/digits/a.bin") == b"12345"
+
+
+async def _put(world: World, body: bytes, sha256: str | None = None, key: str = "vision", query: str = "") -> Any:
+    digest = sha256 or hashlib.sha256(body).hexdigest()
+    async with world.client(key) as client:
+        headers = {"content-type": "application/gzip"}
+        return await client.put(f"/v1/archives/{digest}{query}", content=body, headers=headers)
+
+
+async def test_archive_is_kept_for_its_tenant(world: World) -> None:
+    """An archive is stored under its checksum, once, for the tenant that may refer to it."""
+    body = archive_of({"a.py": "1", "lib/b.py": "2"})
+    for _ in range(2):
+        answer = await _put(world, body)
+        digest = hashlib.sha256(body).hexdigest()
+        assert (answer.status_code, answer.json()) == (
+            200, {"sha256": digest, "tenant": "vision", "size_bytes": len(body)},
+        )  # fmt: skip
+    with world.session() as session:
+        assert session.get_one(Archive, ("vision", digest)).body == body
+        assert session.scalars(select(Audit.action)).all() == ["archive.put"]
+
+
+async def test_archive_of_an_operator_names_its_tenant(world: World) -> None:
+    """A key without a tenant says whose archive it is."""
+    assert (await _put(world, ARCHIVE, key="operator")).status_code == 422
+    assert (await _put(world, ARCHIVE, key="operator", query="?tenant=nobody")).status_code == 404
+    assert (await _put(world, ARCHIVE, key="operator", query="?tenant=speech")).status_code == 200
+    assert (await _put(world, ARCHIVE, key="speech", query="?tenant=vision")).status_code == 404
+    async with world.client("operator") as client:
+        assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}?tenant=speech")).status_code == 200
+
+
+def _tar(*members: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    return out.getvalue()
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+BAD_ARCHIVES: list[tuple[str, bytes, str]] = [
+    ("no gzip", b"hello", "not a tar.gz"),
+    ("nothing", b"", "not a tar.gz"),
+    ("no tar", gzip.compress(b"hello" * 1000), "not a tar.gz"),
+    ("cut off", ARCHIVE[: len(ARCHIVE) // 2], "not a tar.gz"),
+    ("absolute path", _tar(_member("/etc/passwd")), "leads out"),
+    ("path upwards", _tar(_member("a/../../b")), "leads out"),
+    ("folder upwards", _tar(_member("..", tarfile.DIRTYPE)), "leads out"),
+    ("symbolic link", _tar(_member("a", tarfile.SYMTYPE, "/etc/passwd")), "links are refused"),
+    ("hard link", _tar(_member("a", tarfile.LNKTYPE, "b")), "links are refused"),
+    ("device", _tar(_member("a", tarfile.CHRTYPE)), "links are refused"),
+    ("too many members", _tar(*(_member(f"f{i}") for i in range(20_001))), "more than 20000"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), [b[1:] for b in BAD_ARCHIVES], ids=[b[0] for b in BAD_ARCHIVES])
+async def test_bad_archives(shared_world: World, body: bytes, message: str) -> None:
+    """What an agent would not unpack is refused while the one who uploads it can be told."""
+    answer = await _put(shared_world, body)
+    assert answer.status_code == 422, answer.text
+    assert message in answer.json()["errors"][0]["message"]
+
+
+async def test_archive_that_unpacks_to_too_much(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small archive of much emptiness is refused before it is unpacked to its end."""
+    member = _member("zeros")
+    member.size = 8 << 20
+    body = _tar(member)
+    assert (await _put(world, body)).status_code == 200
+    monkeypatch.setattr(archives._Reader, "left", 4 << 20)
+    answer = await _put(world, body)
+    assert (answer.status_code, "unpacks to more than" in answer.text) == (422, True)
+
+
+async def test_archive_with_a_forged_header(shared_world: World) -> None:
+    """A header that asks for more memory than there is gets none of it."""
+    forged = tarfile.TarInfo("a")
+    forged.type, forged.size = tarfile.XHDTYPE, 1 << 33
+    answer = await _put(shared_world, gzip.compress(forged.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024))
+    assert answer.status_code == 422
+
+
+async def test_archive_that_is_another_one(shared_world: World) -> None:
+    """The checksum in the URL is that of the body, and has the form of one."""
+    other = await _put(shared_world, ARCHIVE, "0" * 64)
+    assert (other.status_code, other.json()["errors"][0]["path"]) == (422, "path.sha256")
+    for digest in ("abc", "A" * 64, "0" * 63 + "g"):
+        assert (await _put(shared_world, ARCHIVE, digest)).status_code == 422
+
+
+async def test_archive_over_the_limit(shared_world: World) -> None:
+    """An archive has a limit of its own."""
+    answer = await _put(shared_world, b"x" * (shared_world.settings.api.max_archive_bytes + 1), "0" * 64)
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")

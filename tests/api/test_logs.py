@@ -1,0 +1,288 @@
+"""Logs: every line once, from segments as agents ship them, over tails, follows and attempts."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from api.streams import logs
+from api.streams.segments import MAX_LINE_BYTES, TaskLog
+from domain.ids import log_prefix
+from domain.phases import Phase
+from infra.db.models import Workload
+from infra.objects import ObjectStore
+from tests.api.test_workloads import T0
+from tests.api.world import World
+
+Serve = Callable[[World], str]
+
+
+class Shipper:
+    """Ships one task's output, as an agent does."""
+
+    def __init__(self, store: ObjectStore, workload: str, attempt: int = 1, task: int = 0) -> None:
+        self._store = store
+        self._prefix = log_prefix(workload, attempt, "trainer", task)
+        self._offset = 0
+
+    def ship(self, text: str | bytes) -> "Shipper":
+        """One segment."""
+        body = text.encode() if isinstance(text, str) else text
+        self._store.put(f"{self._prefix}{self._offset:020d}.log", body)
+        self._offset += len(body)
+        return self
+
+    def skip(self, size: int) -> "Shipper":
+        """A segment that is lost."""
+        self._offset += size
+        return self
+
+    def end(self) -> None:
+        """The task has ended."""
+        self._store.put(f"{self._prefix}end", b"")
+
+
+def placed(world: World, attempt: int = 1, slots: int = 0b11, **columns: Any) -> str:
+    """A running workload of two tasks in the north."""
+    id_ = world.add_workload(Phase.RUNNING)
+    world.add_attempt(id_, attempt, "north/alpha/m1", slots, **columns)
+    return id_
+
+
+async def read(world: World, workload: str, key: str = "operator", **params: Any) -> str:
+    async with world.client(key) as client:
+        answer = await client.get(f"/v1/workloads/{workload}/logs", params=params)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    return answer.text
+
+
+async def test_lines_over_segments(world: World) -> None:
+    """A line that lies in two segments is one line, and the last one needs no end."""
+    id_ = placed(world)
+    Shipper(world.buckets["north"], id_).ship("one\ntw").ship("o\n").ship("thr").ship("ee")
+    assert await read(world, id_, task=0) == "one\ntwo\nthree\n"
+
+
+async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
+    """With several tasks each line has its task, and segments of the tasks take turns."""
+    id_ = placed(world)
+    Shipper(world.buckets["north"], id_, task=0).ship("a\nb\n").ship("c\n").end()
+    Shipper(world.buckets["north"], id_, task=1).ship("x\n").ship("y\n").end()
+    assert await read(world, id_) == (
+        "trainer/0| a\ntrainer/0| b\ntrainer/1| x\ntrainer/0| c\ntrainer/1| y\n"
+    )  # fmt: skip
+    assert await read(world, id_, job="trainer", task=1) == "x\ny\n"
+
+
+@pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 100])
+async def test_tail(world: World, tail: int) -> None:
+    """The tail is the last lines, wherever segments end."""
+    lines = ["first", "second", "third", "fourth"]
+    text = "".join(f"{line}\n" for line in lines)
+    for cut in range(1, len(text), 5):
+        id_ = placed(world, slots=0)
+        Shipper(world.buckets["north"], id_).ship(text[:cut]).ship(text[cut:]).end()
+        expected = lines[len(lines) - min(tail, len(lines)) :]
+        assert (await read(world, id_, task=0, tail=tail)).splitlines() == expected
+
+
+async def test_output_that_is_no_text(world: World) -> None:
+    """Bytes that are no UTF-8 do not stop the log, also where a character is cut by a segment."""
+    id_ = placed(world)
+    snowman = "☃".encode()
+    Shipper(world.buckets["north"], id_).ship(b"\xff\x00ok\n" + snowman[:1]).ship(snowman[1:] + b"\n").end()
+    assert await read(world, id_, task=0) == "\ufffd\0ok\n☃\n"
+
+
+async def test_missing_segments_are_told_of(world: World) -> None:
+    """A hole in a log is not passed over in silence."""
+    id_ = placed(world)
+    Shipper(world.buckets["north"], id_).ship("one\n").skip(10).ship("two\n").end()
+    assert await read(world, id_, task=0) == "one\n--- 10 bytes of the log are missing here\ntwo\n"
+
+
+def test_segments_that_were_shipped_again(world: World) -> None:
+    """A segment that repeats the end of the one before adds only what is new."""
+    store, prefix = world.buckets["north"], "logs/x/"
+    store.put(f"{prefix}{0:020d}.log", b"one\ntwo\n")
+    store.put(f"{prefix}{4:020d}.log", b"two\nthree\n")
+    store.put(f"{prefix}other", b"")
+    found = TaskLog(store, prefix)
+    assert [line for lines in found.segments() for line in lines] == [b"one", b"two", b"three"]
+
+
+def test_lines_without_end_are_cut(world: World) -> None:
+    """Output without line ends comes in pieces, not all at last."""
+    store, prefix = world.buckets["north"], "logs/x/"
+    store.put(f"{prefix}{0:020d}.log", b"x" * (2 * MAX_LINE_BYTES + 5))
+    found = TaskLog(store, prefix)
+    sizes = [len(line) for lines in found.segments() for line in lines]
+    assert sizes == [MAX_LINE_BYTES, MAX_LINE_BYTES]
+    assert found.flush() == [b"x" * 5]
+
+
+async def test_other_attempts(world: World) -> None:
+    """The newest attempt is the default; each of them can be asked for, wherever it ran."""
+    id_ = placed(world, released_at=T0)
+    world.add_attempt(id_, 2, "south/beta/m1", 0b11)
+    Shipper(world.buckets["north"], id_, 1).ship("old\n").end()
+    Shipper(world.buckets["south"], id_, 2).ship("new\n")
+    assert await read(world, id_, task=0) == "new\n"
+    assert await read(world, id_, task=0, attempt=1) == "old\n"
+    assert await read(world, id_, task=0, attempt=1, follow=True) == "old\n"
+
+
+async def test_workload_that_was_never_placed(world: World) -> None:
+    """A workload without an attempt has an empty log."""
+    assert await read(world, world.add_workload()) == ""
+
+
+BAD: list[tuple[dict[str, Any], int]] = [
+    ({"job": "other"}, 422), ({"task": 2}, 422), ({"task": -1}, 422), ({"task": 10**30}, 422), ({"task": "x"}, 422),
+    ({"attempt": 0}, 422), ({"attempt": 9}, 404), ({"attempt": 10**30}, 422), ({"tail": -1}, 422), ({"tail": 10**9}, 422),
+    ({"follow": "perhaps"}, 422),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("params", "status"), BAD, ids=[str(b[0]) for b in BAD])
+async def test_bad_selections(shared_world: World, params: dict[str, Any], status: int) -> None:
+    """A task or attempt that there is not is told."""
+    id_ = placed(shared_world, slots=0)
+    async with shared_world.client() as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs", params=params)
+    assert answer.status_code == status
+
+
+async def test_too_many_tasks_at_once(world: World) -> None:
+    """Of a large gang one asks for some tasks."""
+    id_ = world.add_workload(tasks=500)
+    async with world.client() as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs")
+        assert (answer.status_code, "500 tasks" in answer.json()["detail"]) == (422, True)
+        assert (await client.get(f"/v1/workloads/{id_}/logs?task=499")).status_code == 200
+
+
+async def test_logs_that_were_deleted(world: World) -> None:
+    """After their time logs are gone, which is not the same as empty."""
+    id_ = world.add_workload(Phase.SUCCEEDED, expired_at=T0)
+    async with world.client() as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs")
+    assert (answer.status_code, answer.json()["type"]) == (410, "urn:mizzen:problem:gone")
+
+
+async def test_store_that_does_not_answer(world: World) -> None:
+    """A bucket that cannot be read is an error, not an empty log."""
+    id_ = placed(world)
+
+    class Broken:
+        def list(self, prefix: str, *, after: str = "") -> Any:
+            raise PermissionError(prefix)
+
+    world.app.state.mizzen.store = lambda url: Broken()
+    async with world.client() as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:storage-unavailable")
+
+
+def _run(world: World, id_: str) -> None:
+    """A life of two attempts: output comes in pieces, the first attempt loses its machine, the second succeeds."""
+    chance = random.Random(5)
+
+    def pause() -> None:
+        time.sleep(chance.random() * 0.1)
+
+    def output(store: ObjectStore, attempt: int) -> list[Shipper]:
+        shippers = [Shipper(store, id_, attempt, task) for task in (0, 1)]
+        for number in range(20):
+            shippers[number % 2].ship(f"attempt {attempt} li")
+            pause()
+            shippers[number % 2].ship(f"ne {number}\n")
+        return shippers
+
+    world.add_attempt(id_, 1, "north/alpha/m1", 0b11)
+    world.set_phase(id_, Phase.RUNNING)
+    first, _ = output(world.buckets["north"], 1)
+    first.end()
+    with world.session() as session:
+        session.connection().exec_driver_sql("update attempt set released_at = now()")
+        session.connection().exec_driver_sql("update allocation set released_at = now()")
+    world.set_phase(id_, Phase.PENDING)
+    pause()
+    world.add_attempt(id_, 2, "south/beta/m1", 0b11)
+    world.set_phase(id_, Phase.RUNNING)
+    second = output(world.buckets["south"], 2)
+    world.set_phase(id_, Phase.SUCCEEDED)
+    pause()
+    for shipper in second:
+        shipper.ship("goodbye\n").end()
+
+
+async def test_following_to_the_end(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower gets every line once, over attempts that are announced, and the last ones that come after the end."""
+    monkeypatch.setattr(logs, "LATE_S", 2.0)
+    base, id_ = serve(world), world.add_workload()
+    life = threading.Thread(target=_run, args=(world, id_))
+    received: list[str] = []
+    async with (
+        httpx.AsyncClient(base_url=base, headers=world.headers("vision"), timeout=60) as client,
+        client.stream("GET", f"/v1/workloads/{id_}/logs", params={"follow": True}) as answer,
+    ):
+        assert answer.status_code == 200
+        life.start()
+        async for line in answer.aiter_lines():
+            received.append(line)
+    life.join()
+    remark = received.index("--- attempt 2 in south")
+    for attempt, lines in ((1, received[:remark]), (2, received[remark + 1 :])):
+        for task in (0, 1):
+            own = [line for line in lines if line.startswith(f"trainer/{task}| ")]
+            expected = [f"trainer/{task}| attempt {attempt} line {n}" for n in range(task, 20, 2)]
+            assert own == expected + ([f"trainer/{task}| goodbye"] if attempt == 2 else [])
+    assert len(received) == 43
+
+
+async def test_following_ends_without_the_end_of_a_lost_machine(
+    world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workload that has ended is not followed for ever where a machine took the end of its log with it."""
+    monkeypatch.setattr(logs, "LATE_S", 0.1)
+    base, id_ = serve(world), placed(world)
+    Shipper(world.buckets["north"], id_).ship("last wor")
+    world.set_phase(id_, Phase.FAILED)
+    async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs", params={"follow": True, "task": 0, "tail": 5})
+    assert answer.text == "last wor\n"
+
+
+async def test_follow_with_tail_goes_on_where_the_tail_ends(world: World, serve: Serve) -> None:
+    """After the tail each line comes once."""
+    base, id_ = serve(world), placed(world)
+    shipper = Shipper(world.buckets["north"], id_).ship("one\ntwo\nthr")
+    lines = []
+    async with (
+        httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client,
+        client.stream("GET", f"/v1/workloads/{id_}/logs", params={"follow": True, "task": 0, "tail": 1}) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            lines.append(line)
+            if line == "two":
+                shipper.ship("ee\nfour\n").end()
+                world.set_phase(id_, Phase.SUCCEEDED)
+    assert lines == ["two", "three", "four"]
+
+
+async def test_workload_that_vanishes_while_followed(world: World, serve: Serve) -> None:
+    """A workload whose records are deleted ends its streams."""
+    base, id_ = serve(world), world.add_workload()
+    async with (
+        httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client,
+        client.stream("GET", f"/v1/workloads/{id_}/logs", params={"follow": True}) as answer,
+    ):
+        with world.session() as session:
+            session.delete(session.get_one(Workload, id_))
+        assert await answer.aread() == b""

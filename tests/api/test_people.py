@@ -1,0 +1,222 @@
+"""Tenants, quotas, secrets, keys, identities and the audit list."""
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, text
+
+from domain.phases import Phase
+from infra.db.models import ApiKey, Audit, Secret, Tenant
+from infra.keys import decrypt_secret, hash_api_key, load_master_key
+from tests.api.test_workloads import T0, act, get, mail
+from tests.api.world import ARCHIVE_SHA256, World, document
+
+VALUE = "a-very-secret-value"
+
+
+async def test_tenant_is_made_and_replaced(world: World) -> None:
+    """A PUT makes a tenant or replaces all of it, wakes the scheduler and is audited."""
+    body = {"level": 2, "quota": {"gpus": {"a100": 4}, "cpus": 12.5}}
+    made = await act(world, "/v1/tenants/robots", body=body, method="PUT")
+    assert (made.status_code, made.json()) == (
+        200, {"name": "robots", **body, "used": {"gpus": {}, "cpus": 0.0}},
+    )  # fmt: skip
+    replaced = await act(world, "/v1/tenants/robots", body={"level": 3}, method="PUT")
+    assert replaced.json()["quota"] == {"gpus": {}, "cpus": None}
+    with world.session() as session:
+        actions = session.scalars(select(Audit.action).order_by(Audit.id)).all()
+    assert actions == ["tenant.create", "tenant.change"]
+    assert [m[0] for m in mail(world)] == ["wake", "wake"]
+
+
+BAD_TENANTS: list[tuple[str, object, str]] = [
+    ("no level", {"quota": {}}, "level"),
+    ("level 0", {"level": 0}, "level"),
+    ("level 8", {"level": 8}, "level"),
+    ("level as text", {"level": "3"}, "level"),
+    ("level as truth value", {"level": True}, "level"),
+    ("unknown field", {"level": 3, "qouta": {}}, "qouta"),
+    ("negative slots", {"level": 3, "quota": {"gpus": {"a100": -1}}}, "quota.gpus.a100"),
+    ("half a slot", {"level": 3, "quota": {"gpus": {"a100": 0.5}}}, "quota.gpus.a100"),
+    ("slots beyond bounds", {"level": 3, "quota": {"gpus": {"a100": 10**19}}}, "quota.gpus.a100"),
+    ("a type without name", {"level": 3, "quota": {"gpus": {"": 1}}}, "quota.gpus.."),
+    ("negative CPUs", {"level": 3, "quota": {"cpus": -1}}, "quota.cpus"),
+    ("CPUs beyond bounds", {"level": 3, "quota": {"cpus": 1e300}}, "quota.cpus"),
+]
+
+
+@pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_TENANTS], ids=[b[0] for b in BAD_TENANTS])
+async def test_bad_tenants(shared_world: World, body: object, path: str) -> None:
+    """A level or quota that makes no sense is refused with its path."""
+    answer = await act(shared_world, "/v1/tenants/x", body=body, method="PUT")
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["path"].startswith(path)
+    with shared_world.session() as session:
+        assert session.get(Tenant, "x") is None
+
+
+@pytest.mark.parametrize("name", ["Robots", "a_b", "-a", "x" * 64, "a%0A", "%20"])
+async def test_bad_tenant_names(shared_world: World, name: str) -> None:
+    """A tenant's name follows the rule for names."""
+    answer = await act(shared_world, f"/v1/tenants/{name}", body={"level": 3}, method="PUT")
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "path.name")
+
+
+async def test_use_is_that_of_live_attempts(world: World) -> None:
+    """Used is what attempts hold that were not released, by GPU type and in CPUs."""
+    a, b = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING)
+    world.add_attempt(a, 1, "north/alpha/m1", 0b111)
+    world.add_attempt(b, 1, "north/alpha/m1", 0b1000, released_at=T0)
+    world.add_attempt(b, 2, "south/beta/m1", 0b1)
+    tenants = {t["name"]: t for t in (await get(world, "/v1/tenants"))["items"]}
+    assert tenants["vision"]["used"] == {"gpus": {"a100": 3, "v100": 1}, "cpus": 4.0}
+    assert tenants["vision"]["quota"] == {"gpus": {"a100": 8}, "cpus": 64.0}
+    assert tenants["speech"]["used"] == {"gpus": {}, "cpus": 0.0}
+    assert [t["name"] for t in (await get(world, "/v1/tenants", "vision"))["items"]] == ["vision"]
+
+
+async def test_tenant_with_workloads_or_keys_stays(world: World) -> None:
+    """A tenant is deleted only when it has no workloads and no keys that are not revoked; its secrets go with it."""
+    world.add_workload(Phase.SUCCEEDED, tenant="speech")
+    assert (await act(world, "/v1/tenants/speech", method="DELETE")).status_code == 409
+    assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 409
+    for key in ("vision", "vision-viewer"):
+        assert (await act(world, f"/v1/keys/key-{key}", method="DELETE")).status_code == 204
+    assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 204
+    assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 404
+    with world.session() as session:
+        assert session.scalar(select(func.count()).select_from(Secret)) == 0
+
+
+async def test_secret_is_written_and_never_read(world: World) -> None:
+    """A secret's value is nowhere in the API's answers, and nowhere in the database but encrypted."""
+    made = await act(world, "/v1/tenants/vision/secrets/token", "vision", {"value": VALUE}, "PUT")
+    assert (made.status_code, made.json()["name"]) == (200, "token")
+    assert [s["name"] for s in (await get(world, "/v1/tenants/vision/secrets", "vision"))["items"]] == [
+        "hf-token", "token",
+    ]  # fmt: skip
+    job = {"name": "m", "run": ["true"], "secrets": {"TOKEN": "token"}}
+    submitted = await act(world, "/v1/workloads", "vision", document(jobs=[job]))
+    paths = ["/v1/audit", "/v1/tenants", "/v1/workloads", f"/v1/workloads/{submitted.json()['id']}", "/metrics",
+             "/v1/events?follow=false"]  # fmt: skip
+    async with world.client() as client:
+        for path in paths:
+            assert VALUE not in (await client.get(path)).text
+    with world.session() as session:
+        box = session.get_one(Secret, ("vision", "token")).box
+        assert decrypt_secret(load_master_key(world.settings.master_key_path), box) == VALUE
+        for table in session.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all():
+            dump = session.scalars(text(f"select t::text from {table} as t")).all()
+            assert not any(VALUE in row for row in dump), table
+
+
+async def test_secret_is_replaced_and_deleted(world: World) -> None:
+    """A second PUT replaces the value; after DELETE it is gone."""
+    path = "/v1/tenants/vision/secrets/hf-token"
+    with world.session() as session:
+        before = session.get_one(Secret, ("vision", "hf-token")).box
+    assert (await act(world, path, "vision", {"value": "new"}, "PUT")).status_code == 200
+    with world.session() as session:
+        assert session.get_one(Secret, ("vision", "hf-token")).box != before
+    assert (await act(world, path, "vision", method="DELETE")).status_code == 204
+    assert (await act(world, path, "vision", method="DELETE")).status_code == 404
+
+
+@pytest.mark.parametrize("value", ["", "xxx\0xxx", "xxx\ud800", "xxx" * 40_000, ["xxx"], {"xxx": 1}, None])
+async def test_bad_secrets(shared_world: World, value: object) -> None:
+    """A value that no environment variable could carry is refused, and not repeated in the answer."""
+    async with shared_world.client("vision") as client:
+        answer = await client.put(
+            "/v1/tenants/vision/secrets/x",
+            content=json.dumps({"value": value}),
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code == 422
+    assert "xxx" not in answer.text
+
+
+async def test_secrets_of_a_process_without_master_key(world: World) -> None:
+    """Without the installation's master key no secret is kept in some other way."""
+    world.settings.master_key_path.unlink()
+    answer = await act(world, "/v1/tenants/vision/secrets/x", body={"value": VALUE}, method="PUT")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:not-ready")
+
+
+async def test_new_key_works_once_shown_and_until_revoked(world: World) -> None:
+    """A key is shown once, kept as its hash, and of no use after it was revoked."""
+    made = await act(world, "/v1/keys", body={"role": "viewer", "tenant": "vision", "label": "dashboard"})
+    assert made.status_code == 201
+    key = made.json()["key"]
+    world.raw_keys["new"] = key
+    assert await get(world, "/v1/whoami", "new") == {
+        "id": made.json()["id"], "role": "viewer", "tenant": "vision", "label": "dashboard",
+    }  # fmt: skip
+    listed = {k["id"]: k for k in (await get(world, "/v1/keys"))["items"]}
+    assert "key" not in listed[made.json()["id"]]
+    with world.session() as session:
+        row = session.get_one(ApiKey, made.json()["id"])
+        assert row.sha256 == hash_api_key(key)
+    assert (await act(world, f"/v1/keys/{made.json()['id']}", method="DELETE")).status_code == 204
+    assert (await act(world, f"/v1/keys/{made.json()['id']}", method="DELETE")).status_code == 204
+    async with world.client("new") as client:
+        assert (await client.get("/v1/whoami")).status_code == 401
+    assert (await get(world, f"/v1/keys/{made.json()['id']}"))["revoked_at"] is not None
+
+
+BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
+    ("no role", {}, "role"),
+    ("unknown role", {"role": "root"}, "role"),
+    ("submitter without tenant", {"role": "submitter"}, "tenant"),
+    ("operator with tenant", {"role": "operator", "tenant": "vision"}, "tenant"),
+    ("unknown tenant", {"role": "viewer", "tenant": "nobody"}, "tenant"),
+    ("label of lines", {"role": "viewer", "label": "a\nb"}, "label"),
+    ("label too long", {"role": "viewer", "label": "x" * 300}, "label"),
+]
+
+
+@pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_KEYS], ids=[b[0] for b in BAD_KEYS])
+async def test_bad_keys(shared_world: World, body: object, path: str) -> None:
+    """A key whose role and tenant do not fit each other is not made."""
+    answer = await act(shared_world, "/v1/keys", body=body)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+
+
+async def test_last_operator_stays(world: World) -> None:
+    """The last operator's key cannot be revoked; with a second one it can."""
+    assert (await act(world, "/v1/keys/key-operator", method="DELETE")).status_code == 409
+    world.raw_keys["second"] = (await act(world, "/v1/keys", body={"role": "operator"})).json()["key"]
+    assert (await act(world, "/v1/keys/key-operator", "second", method="DELETE")).status_code == 204
+
+
+async def test_operator_of_a_tenant_is_none(world: World) -> None:
+    """A key that has a tenant does not act on the fleet, whatever role stands beside it in the database."""
+    with world.session() as session:
+        session.get_one(ApiKey, "key-vision").role = "operator"
+    answer = await act(world, "/v1/machines/north/alpha/m1/cordon", "vision")
+    assert (answer.status_code, answer.json()["type"]) == (403, "urn:mizzen:problem:forbidden")
+
+
+async def test_audit_pages_and_tenants(world: World) -> None:
+    """The audit list is newest first in pages; a key with a tenant sees what concerns its tenant."""
+    for level in range(1, 6):
+        await act(world, "/v1/tenants/vision", body={"level": level}, method="PUT")
+    await act(world, "/v1/tenants/speech", body={"level": 1}, method="PUT")
+    first = await get(world, "/v1/audit", limit=4)
+    rest = await get(world, "/v1/audit", limit=4, cursor=first["next_cursor"])
+    assert rest["next_cursor"] is None
+    items = first["items"] + rest["items"]
+    assert [i["id"] for i in items] == sorted((i["id"] for i in items), reverse=True)
+    assert [i["target"] for i in items] == ["speech", *["vision"] * 5]
+    assert items[0]["actor"] == "key-operator"
+    assert items[0]["detail"] == {"level": 1, "quota": {"gpus": {}, "cpus": None}}
+    assert {i["target"] for i in (await get(world, "/v1/audit", "vision"))["items"]} == {"vision"}
+    assert len((await get(world, "/v1/audit", "auditor"))["items"]) == 6
+
+
+async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
+    """Archives belong to a tenant and are found only by its name."""
+    async with world.client("speech") as client:
+        assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 404
+    async with world.client("vision") as client:
+        assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 200

@@ -1,0 +1,261 @@
+"""The service itself: health, readiness, metrics, errors outside of operations, the description, and serving."""
+
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from sqlalchemy import text
+
+from api.app import create_app
+from api.problems import _KINDS, Kind
+from api.serve import listen
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.config import Settings
+from infra.errors import ConfigurationError, StackError
+from tests.api.test_workloads import T0, get
+from tests.api.world import World, document
+
+GONE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+async def test_healthy_and_ready(shared_world: World) -> None:
+    """A process with a migrated database is ready, with or without Temporal."""
+    async with shared_world.client(None) as client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        ready = await client.get("/readyz")
+    assert ready.status_code == 200
+    assert (ready.json()["status"], ready.json()["temporal"]) == ("ready", "not configured")
+
+
+async def test_not_ready_on_an_old_schema(world: World) -> None:
+    """A database of another revision is not served from."""
+    with world.session() as session:
+        session.execute(text("update alembic_version set version_num = '0000'"))
+    async with world.client(None) as client:
+        answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:not-ready")
+
+
+async def test_without_postgres(tmp_path: Path) -> None:
+    """While Postgres is away the process lives, everything else answers 503, and metrics say so."""
+    app = create_app(Settings(database=GONE, data_dir=tmp_path))
+    headers = {"authorization": "Bearer mzn_x"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api", headers=headers) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert "mizzen_database_up 0.0" in (await client.get("/metrics")).text
+        for method, path in (("GET", "/readyz"), ("GET", "/v1/workloads"), ("POST", "/v1/workloads")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:database-unavailable")
+            assert answer.headers["retry-after"] == "1"
+    await app.state.mizzen.aclose()
+
+
+async def test_postgres_that_comes_back(world: World) -> None:
+    """After a restart of Postgres, which cuts all connections, the next request is served."""
+    await get(world, "/v1/workloads")
+    with world.session() as session:
+        session.execute(
+            text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'mizzen-api'")
+        )
+    await get(world, "/v1/workloads")
+
+
+async def test_metrics(world: World) -> None:
+    """Metrics tell of workloads, the queue, slots, machines, mail and requests, in numbers without tenants."""
+    world.add_workload(Phase.PENDING)
+    running = world.add_workload(Phase.RUNNING)
+    evicted = Reason(ReasonCode.EVICTED, {}).to_json()
+    world.add_attempt(running, 1, "north/alpha/m1", 0b1, released_at=T0, outcome=evicted)
+    world.add_attempt(running, 2, "north/alpha/m1", 0b111)
+    async with world.client() as client:
+        await client.post("/v1/workloads", json=document())
+        await client.get("/v1/workloads/wl-none")
+        found = (await client.get("/metrics")).text
+    lines = dict(line.rsplit(" ", 1) for line in found.splitlines() if not line.startswith("#"))
+    expected = {
+        'mizzen_workloads{phase="pending"}': 2,
+        'mizzen_workloads{phase="running"}': 1,
+        'mizzen_workloads{phase="failed"}': 0,
+        "mizzen_queue_length": 2,
+        'mizzen_gpu_slots{gpu_type="a100",region="north",state="total"}': 16,
+        'mizzen_gpu_slots{gpu_type="a100",region="north",state="held"}': 3,
+        'mizzen_gpu_slots{gpu_type="v100",region="south",state="promised"}': 0,
+        'mizzen_machines{region="south",state="ready"}': 2,
+        "mizzen_machines_cordoned": 0,
+        "mizzen_outbox_backlog": 2,
+        "mizzen_preemptions_total": 1,
+        "mizzen_database_up": 1,
+        "mizzen_api_followers": 0,
+        'mizzen_api_requests_total{method="GET",route="/v1/workloads/{id}",status="404"}': 1,
+        'mizzen_api_requests_total{method="POST",route="/v1/workloads",status="202"}': 1,
+        'mizzen_api_request_seconds_count{method="POST",route="/v1/workloads"}': 1,
+    }
+    assert {name: float(lines[name]) for name in expected} == expected
+    assert float(lines["mizzen_outbox_oldest_seconds"]) >= 0
+    assert '"vision"' not in found
+    assert "wl-" not in found
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/workloads/", "/v2/workloads", "/v1", "/favicon.ico"])
+async def test_nothing_there(shared_world: World, path: str) -> None:
+    """A path that leads nowhere is a problem document too."""
+    async with shared_world.client() as client:
+        answer = await client.get(path)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:mizzen:problem:not-found")
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_methods_that_are_not_allowed(shared_world: World) -> None:
+    """A method that an endpoint does not have is refused, with those that it has."""
+    async with shared_world.client() as client:
+        answer = await client.put("/v1/workloads")
+        assert (answer.status_code, answer.json()["type"]) == (405, "urn:mizzen:problem:method-not-allowed")
+        assert "allow" in answer.headers
+        assert (await client.request("BREW", "/v1/workloads")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status", "slug"),
+    [
+        (b'{"level": 3', "application/json", 400, "malformed-request"),
+        (b"[" * 100_000, "application/json", 400, "malformed-request"),
+        (b"\xff", "application/json", 400, "malformed-request"),
+        (b"9" * 5000, "application/json", 400, "malformed-request"),
+        (b'{"level": NaN}', "application/json", 422, "invalid-request"),
+        (b'{"level": 3, "\\u0000": 1}', "application/json", 422, "invalid-request"),
+        (b'{"level": 3, "\\ud800": 1}', "application/json", 422, "invalid-request"),
+        (b"[]", "application/json", 422, "invalid-request"),
+        (b"", "application/json", 422, "invalid-request"),
+        (b'{"level": 3}', "text/plain", 415, "unsupported-media-type"),
+        (b'{"level": 3}', "", 415, "unsupported-media-type"),
+    ],
+)
+async def test_bodies_that_are_no_json(shared_world: World, content: bytes, media: str, status: int, slug: str) -> None:
+    """Whatever comes where JSON should, the answer is a problem document."""
+    async with shared_world.client() as client:
+        headers = {"content-type": media} if media else {}
+        answer = await client.put("/v1/tenants/x", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:mizzen:problem:{slug}")
+
+
+async def test_faults_tell_nothing(shared_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error is a problem document without its inside."""
+    monkeypatch.setattr("api.workloads.reading.detail", lambda *_: 1 / 0)
+    transport = httpx.ASGITransport(shared_world.app, raise_app_exceptions=False)
+    id_ = shared_world.add_workload()
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://api", headers=shared_world.headers("operator")
+    ) as client:
+        answer = await client.get(f"/v1/workloads/{id_}")
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:mizzen:problem:internal")
+    assert "division" not in answer.text
+
+
+def test_every_problem_type_has_a_status() -> None:
+    """The list of problem types is closed: each has one status and one title."""
+    assert set(_KINDS) == set(Kind)
+    assert len({title for _, title in _KINDS.values()}) == len(Kind)
+
+
+async def test_description(shared_world: World) -> None:
+    """The description is OpenAPI 3.1; every operation has a tag, a summary, and refusals as problem documents."""
+    async with shared_world.client(None) as client:
+        assert (await client.get("/docs")).status_code == 200
+        described = (await client.get("/openapi.json")).json()
+    assert described["openapi"].startswith("3.1")
+    tags = {tag["name"] for tag in described["tags"]}
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert set(operation["tags"]) <= tags
+            assert operation["summary"]
+            assert operation["description"]
+            for status, answer in operation["responses"].items():
+                if status[0] in "45" and method != "head":
+                    assert list(answer["content"]) == ["application/problem+json"], (path, status)
+    schemas = described["components"]["schemas"]
+    assert "HTTPValidationError" not in schemas
+    for reference in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)):
+        assert reference in schemas
+    names = [o["operationId"] for m in described["paths"].values() for o in m.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_sample_of_the_description_is_the_documented_one() -> None:
+    """The example in the description is the sample that people are shown, as YAML and as JSON."""
+    assert yaml.safe_load(yaml.safe_dump(document())) == document()
+
+
+def test_no_database_is_an_error() -> None:
+    """An API without a database is a mistake in the configuration."""
+    with pytest.raises(ConfigurationError, match="database: not set"):
+        create_app(Settings())
+
+
+def test_taken_port_is_named() -> None:
+    """A port that is taken is a clear error that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StackError, match=f"port {port} on 127.0.0.1"):
+            listen("127.0.0.1", port)
+
+
+def test_own_modules_come_from_the_checkout(checkout: Path) -> None:
+    """`api` is the checkout's, not something of this name in site-packages."""
+    assert Path(str(importlib.import_module("api").__file__)).is_relative_to(checkout)
+
+
+def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -> None:
+    """The process serves until SIGTERM, and then ends by itself, with streams being followed."""
+    with listen("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    file = tmp_path / "mizzen.yaml"
+    settings = {"database": world.settings.database, "api": {"port": port}, "temporal": {"namespace": "default"}}
+    file.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "api.serve", "--config", str(file)]
+    process = subprocess.Popen(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            for _ in range(300):
+                try:
+                    assert client.get("/readyz").status_code == 200
+                    break
+                except httpx.ConnectError:
+                    assert process.poll() is None
+                    signal.sigtimedwait([], 0.1)
+            with client.stream("GET", "/v1/events", headers=world.headers("operator")) as stream:
+                lines = stream.iter_lines()
+                assert next(lines) == "retry: 1000"
+                process.send_signal(signal.SIGTERM)
+                list(lines)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_streams_count_as_followers(world: World, serve: Callable[[World], str]) -> None:
+    """A stream is counted while it is followed, and not after its client is gone."""
+    base = serve(world)
+    async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=30) as client:
+
+        async def followers() -> float:
+            found = (await client.get("/metrics")).text.splitlines()
+            return float(next(line for line in found if line.startswith("mizzen_api_followers ")).split()[1])
+
+        async with client.stream("GET", "/v1/events") as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "retry: 1000"
+            assert await followers() == 1
+        while await followers() != 0:
+            pass

@@ -1,0 +1,231 @@
+"""Submission: what is written, idempotency, media types and bounds of the body, and dry runs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from domain.spec import WorkloadSpec
+from infra.db.models import Audit, Event, Idempotency, Outbox, Tenant, Workload
+from tests.api.world import World, as_yaml, document
+
+YAML = {"content-type": "application/yaml"}
+
+
+def counts(world: World) -> dict[str, int]:
+    """Rows of what a submission writes."""
+    with world.session() as session:
+        kinds = (Workload, Event, Audit, Outbox, Idempotency)
+        return {k.__name__: session.scalar(select(func.count()).select_from(k)) or 0 for k in kinds}
+
+
+async def test_submission_writes_all_that_belongs_to_it(world: World) -> None:
+    """A submission is a row, an event, an audit entry, and mail that starts its workflow and wakes the scheduler."""
+    async with world.client("vision") as client:
+        answer = await client.post("/v1/workloads", content=as_yaml(document(priority=5)), headers=YAML)
+        assert answer.status_code == 202
+        made = answer.json()
+        assert answer.headers["location"] == f"/v1/workloads/{made['id']}"
+        assert (await client.get(answer.headers["location"])).json() == made
+    assert (made["phase"], made["level"], made["queued"], made["attempt"]) == ("pending", 5, True, 0)
+    assert made["reason"]["code"] == "scan_pending"
+    assert made["jobs"][0]["resources"] == {
+        "gpus": 1, "gpu_types": ["a100", "v100"], "cpus": 1.0, "memory_bytes": 512 << 20,
+    }  # fmt: skip
+    with world.session() as session:
+        row = session.get_one(Workload, made["id"])
+        assert WorkloadSpec.model_validate(row.spec).name == "digits"
+        assert (row.tenant, row.level, row.submitted_by) == ("vision", 5, "key-vision")
+        event = session.scalars(select(Event)).one()
+        assert (event.kind, event.workload, event.tenant, event.dedup) == (
+            "workload.pending", made["id"], "vision", "submitted",
+        )  # fmt: skip
+        audit = session.scalars(select(Audit)).one()
+        assert (audit.actor, audit.tenant, audit.action, audit.target) == (
+            "key-vision", "vision", "workload.submit", made["id"],
+        )  # fmt: skip
+        mail = session.scalars(select(Outbox).order_by(Outbox.id)).all()
+        assert [(m.kind, m.workload) for m in mail] == [("start", made["id"]), ("wake", None)]
+
+
+async def test_refused_submission_changes_nothing(world: World) -> None:
+    """A document that is refused leaves no row behind, and its Idempotency-Key may be used for a better one."""
+    before = counts(world)
+    headers = {"idempotency-key": "k"}
+    async with world.client("vision") as client:
+        assert (await client.post("/v1/workloads", json=document(tables=["no"]), headers=headers)).status_code == 422
+        assert counts(world) == before
+        assert (await client.post("/v1/workloads", json=document(), headers=headers)).status_code == 202
+
+
+async def test_without_a_key_each_request_is_a_workload(world: World) -> None:
+    """Two equal requests without an Idempotency-Key are two workloads."""
+    async with world.client() as client:
+        answers = [await client.post("/v1/workloads", json=document()) for _ in range(2)]
+    assert len({a.json()["id"] for a in answers}) == 2
+
+
+async def test_same_key_and_body_get_the_same_workload(world: World) -> None:
+    """A repetition finds the workload of the first request, even if it could not be submitted any more."""
+    headers = {"idempotency-key": "once"}
+    async with world.client() as client:
+        first = await client.post("/v1/workloads", json=document(), headers=headers)
+        with world.session() as session:
+            session.get_one(Tenant, "vision").level = 6
+            session.connection().exec_driver_sql("delete from replica; delete from data_table")
+        again = await client.post("/v1/workloads", json=document(), headers=headers)
+        assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+        assert again.headers["location"] == first.headers["location"]
+    assert counts(world)["Workload"] == 1
+
+
+async def test_same_key_for_another_body_is_refused(world: World) -> None:
+    """An Idempotency-Key stands for one body."""
+    headers = {"idempotency-key": "once"}
+    async with world.client() as client:
+        await client.post("/v1/workloads", json=document(), headers=headers)
+        other = await client.post("/v1/workloads", json=document(name="other"), headers=headers)
+    assert (other.status_code, other.json()["type"]) == (422, "urn:mizzen:problem:idempotency-mismatch")
+    assert counts(world)["Workload"] == 1
+
+
+async def test_keys_of_different_callers_do_not_meet(world: World) -> None:
+    """Two callers may use the same Idempotency-Key without knowing of each other."""
+    made = []
+    for key in ("operator", "vision"):
+        async with world.client(key) as client:
+            answer = await client.post("/v1/workloads", json=document(), headers={"idempotency-key": "k"})
+            made.append(answer.json()["id"])
+    assert made[0] != made[1]
+
+
+async def test_concurrent_duplicates_make_one_workload(world: World) -> None:
+    """Of many equal requests at the same moment one makes the workload, and all get it."""
+    headers = {"idempotency-key": "race"}
+    async with world.client() as client:
+        answers = await asyncio.gather(
+            *(client.post("/v1/workloads", json=document(), headers=headers) for _ in range(16))
+        )
+    assert {a.status_code for a in answers} == {202}
+    assert len({a.json()["id"] for a in answers}) == 1
+    assert counts(world) == {"Workload": 1, "Event": 1, "Audit": 1, "Outbox": 2, "Idempotency": 1}
+
+
+async def test_concurrent_bodies_under_one_key_make_one_workload(world: World) -> None:
+    """Of different bodies under one key at the same moment one wins and the others are refused."""
+    headers = {"idempotency-key": "race"}
+    async with world.client() as client:
+        answers = await asyncio.gather(
+            *(client.post("/v1/workloads", json=document(name=f"n{i}"), headers=headers) for i in range(8))
+        )
+    assert sorted(a.status_code for a in answers) == [202] + [422] * 7
+    assert counts(world)["Workload"] == 1
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\tb", "é"])
+async def test_malformed_idempotency_key(shared_world: World, key: str) -> None:
+    """A key that is empty, long or not printable ASCII is refused."""
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", json=document(), headers=[(b"idempotency-key", key.encode())])
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
+
+
+@pytest.mark.parametrize(
+    "media",
+    ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8", "application/json", "Application/JSON"],
+)
+async def test_media_types_that_are_read(shared_world: World, media: str) -> None:
+    """YAML and JSON are read under all of their usual names; JSON is YAML too."""
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=json.dumps(document()), headers={"content-type": media})
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml", "garbage"])
+async def test_media_types_that_are_not(shared_world: World, media: str) -> None:
+    """Another media type, or none, is refused with 415."""
+    headers = {"content-type": media} if media else {}
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=json.dumps(document()), headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (415, "urn:mizzen:problem:unsupported-media-type")
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"a: [", b"null", b"- 1", b"\x00", b'"\xed\xa0\x80"'])
+async def test_bodies_that_are_no_document(shared_world: World, body: bytes) -> None:
+    """Whatever bytes come, the answer is a problem document."""
+    async with shared_world.client() as client:
+        for media in ("application/yaml", "application/json"):
+            answer = await client.post("/v1/workloads", content=body, headers={"content-type": media})
+            assert (answer.status_code, answer.json()["type"]) == (422, "urn:mizzen:problem:invalid-document")
+
+
+async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -> None:
+    """A body that declares to be too large is refused before it is read."""
+    size = shared_world.settings.api.max_body_bytes + 1
+    async with shared_world.client() as client:
+        answer = await client.post("/v1/workloads", content=b" " * size, headers=YAML)
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
+
+
+async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
+    """A body without a declared length is refused as soon as it is too large, and the rest is not read."""
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    async with shared_world.client() as client:
+        for method, path, media in (
+            ("POST", "/v1/workloads", "application/yaml"),
+            ("PUT", "/v1/tenants/x", "application/json"),
+        ):
+            sent = 0
+            answer = await client.request(method, path, content=endless(), headers={"content-type": media})
+            assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
+            assert sent <= shared_world.settings.api.max_body_bytes + (1 << 17)
+
+
+async def test_stranger_gets_no_body_read(shared_world: World) -> None:
+    """Without a valid key not one byte of a body is read."""
+
+    async def never() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with shared_world.client(None) as client:
+        answer = await client.post("/v1/workloads", content=never(), headers=YAML)
+    assert answer.status_code == 401
+
+
+async def test_dry_run_without_temporal(shared_world: World) -> None:
+    """A dry run needs the scheduler and says so; a document that is wrong is refused before it is asked."""
+    before = counts(shared_world)
+    async with shared_world.client() as client:
+        asked = await client.post("/v1/workloads?dry_run=true", json=document())
+        wrong = await client.post("/v1/workloads?dry_run=true", json=document(tables=["no"]))
+    assert (asked.status_code, asked.json()["type"]) == (503, "urn:mizzen:problem:scheduler-unavailable")
+    assert wrong.status_code == 422
+    assert counts(shared_world) == before
+
+
+async def _submit(client: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/workloads", json=document(**changes))
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def test_ids_sort_by_age(world: World) -> None:
+    """Ids of later submissions are larger, so that a list by id is a list by age."""
+    async with world.client() as client:
+        made = []
+        for number in range(5):
+            made.append((await _submit(client, name=f"n{number}"))["id"])
+            await asyncio.sleep(0.002)
+    assert made == sorted(made)

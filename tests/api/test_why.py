@@ -1,0 +1,155 @@
+"""The queue and the reasons: one honest sentence for each phase, and codes with numbers."""
+
+from typing import Any
+
+import pytest
+
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Publication, Waiting
+from tests.api.test_workloads import T0, get
+from tests.api.world import World
+
+QUOTA = Reason(
+    ReasonCode.QUOTA_EXCEEDED, {"tenant": "vision", "used": 8, "quota": 8, "resource": "a100", "needs": 2}
+).to_json()
+FULL = Reason(
+    ReasonCode.INSUFFICIENT_CAPACITY,
+    {"region": "north", "placeable": 1, "tasks": 2, "job": "trainer", "evictable": 0},
+).to_json()
+EVICTED = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3})
+
+
+def publish(world: World, *items: dict[str, Any]) -> None:
+    """What a scan publishes."""
+    with world.session() as session:
+        session.add(Publication(name="queue", body={"scan": 1, "scanned_at_s": T0.timestamp(), "items": list(items)}))
+
+
+def item(workload: str, position: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": workload, "rank": 3, "level": 3, "over_quota": False, "credit": 1.5, "gpu_types": [["a100"]],
+        "reason": None, "position": position, **changes,
+    }  # fmt: skip
+
+
+async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
+    """Scanned workloads come in queue order with their reasons, others after them, those that left not at all."""
+    first, second, new = (world.add_workload() for _ in range(3))
+    running = world.add_workload(Phase.RUNNING)
+    other = world.add_workload(tenant="speech")
+    publish(world, item(second, 1, credit=9.0), item(other, 2), item(running, 3), item(first, 4, rank=8, over_quota=True,
+            reason=QUOTA))  # fmt: skip
+    with world.session() as session:
+        session.add(Waiting(workload=second, reasons={"reasons": [FULL]}))
+    queue = await get(world, "/v1/queue")
+    assert queue["scanned_at"] == "2026-01-01T00:00:00Z"
+    assert [entry["id"] for entry in queue["items"]] == [second, other, first, new]
+    assert queue["total"] == 4
+    assert [entry["rank"] for entry in queue["items"]] == [3, 3, 8, None]
+    assert [[r["code"] for r in entry["reasons"]] for entry in queue["items"]] == [
+        ["insufficient_capacity"], ["scan_pending"], ["quota_exceeded"], ["scan_pending"],
+    ]  # fmt: skip
+    mine = await get(world, "/v1/queue", "vision")
+    assert [entry["id"] for entry in mine["items"]] == [second, first, new]
+    assert [entry["id"] for entry in (await get(world, "/v1/queue", limit=2))["items"]] == [second, other]
+
+
+async def test_queue_before_the_first_scan(world: World) -> None:
+    """Without a scan the queue is the order of submission."""
+    ids = [world.add_workload() for _ in range(3)]
+    queue = await get(world, "/v1/queue")
+    assert queue["scanned_at"] is None
+    assert [entry["id"] for entry in queue["items"]] == ids
+
+
+async def test_why_a_workload_waits(world: World) -> None:
+    """A waiting workload tells its position, its rank and every region's answer."""
+    other, id_ = world.add_workload(), world.add_workload()
+    publish(world, item(other, 1), item(id_, 2, rank=8, over_quota=True, credit=0.25, reason=QUOTA))
+    with world.session() as session:
+        session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
+    why = await get(world, f"/v1/workloads/{id_}/why")
+    assert [r["code"] for r in why["reasons"]] == ["quota_exceeded", "insufficient_capacity"]
+    assert (why["position"], why["of"], why["rank"], why["over_quota"], why["credit"]) == (2, 2, 8, True, 0.25)
+    assert why["summary"] == (
+        "pending: waits at position 2 of 2, over quota: tenant vision uses 8 of 8 a100 and this needs 2 more; region north "
+        "can place 1 of 2 tasks of job trainer now, evicting 0 workloads of lower priority included"
+    )
+
+
+async def test_why_a_workload_is_held(world: World) -> None:
+    """A held workload says who holds it, and how it goes on."""
+    id_ = world.add_workload(held_by="key-vision")
+    publish(world, item(id_, 1))
+    with world.session() as session:
+        session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
+    why = await get(world, f"/v1/workloads/{id_}/why")
+    assert [r["code"] for r in why["reasons"]] == ["held"]
+    assert why["summary"] == "pending: held by key-vision; `mizzen release` lets it go on"
+
+
+async def test_why_before_a_scan(world: World) -> None:
+    """A workload that no scan has seen waits for one."""
+    id_ = world.add_workload()
+    why = await get(world, f"/v1/workloads/{id_}/why")
+    assert why["summary"] == "pending: waits for the next scan of the queue"
+    assert (why["position"], why["rank"], why["level"]) == (None, None, 3)
+
+
+async def test_why_a_preempted_workload_waits(world: World) -> None:
+    """A workload that is back in the queue says why it came back, and what it waits for now."""
+    id_ = world.add_workload(Phase.PREEMPTED, attempt=2, reason=EVICTED.to_json())
+    publish(world, item(id_, 1))
+    with world.session() as session:
+        session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
+    why = await get(world, f"/v1/workloads/{id_}/why")
+    assert why["summary"].startswith(
+        "preempted: attempt 2 ended: evicted by wl-x (rank 1 against 3); waits at position 1 of 1: region north can place"
+    )
+
+
+SUMMARIES = [
+    (Phase.PLACING, Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": "wl-a, wl-b"}),
+     "placing: waits until wl-a, wl-b give up their slots"),
+    (Phase.PLACING, None, "placing: waits for slots in north"),
+    (Phase.MIGRATING, Reason(ReasonCode.COPYING_CHECKPOINT, {"source": "south", "region": "north"}),
+     "migrating: its checkpoint is being copied from south to north"),
+    (Phase.PROVISIONING, Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1}),
+     "provisioning: starting 2 tasks on 1 machines"),
+    (Phase.RUNNING, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}),
+     "running: attempt 1 runs in north since 2026-01-01 00:00:00 UTC"),
+    (Phase.CHECKPOINTING, EVICTED,
+     "checkpointing: saves a checkpoint in north and stops: evicted by wl-x (rank 1 against 3)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "reason", "summary"), SUMMARIES, ids=[s[2] for s in SUMMARIES])
+async def test_why_a_placed_workload_is_where_it_is(
+    world: World, phase: Phase, reason: Reason | None, summary: str
+) -> None:
+    """Each phase of a placed workload has its own sentence."""
+    id_ = world.add_workload(phase, reason=reason.to_json() if reason else None)
+    world.add_attempt(id_, 1, "north/alpha/m1", 1, started_at=T0)
+    why = await get(world, f"/v1/workloads/{id_}/why")
+    assert why["summary"] == summary
+    assert [r["code"] for r in why["reasons"]] == ([reason.code.value] if reason else [])
+    assert (why["position"], why["of"]) == (None, None)
+
+
+ENDS = [
+    (Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": 2}),
+     "succeeded: all 2 tasks ended with exit code 0 (after 1 attempt)"),
+    (Phase.FAILED, Reason(ReasonCode.MAX_RUNTIME, {"ran_s": 61, "limit_s": 60}),
+     "failed: ran for 61 s of the 60 s that it allows (after 1 attempt)"),
+    (Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, {"by": "key-vision"}),
+     "cancelled: cancelled by key-vision (after 1 attempt)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "reason", "summary"), ENDS, ids=[s[2] for s in ENDS])
+async def test_why_a_workload_ended(world: World, phase: Phase, reason: Reason, summary: str) -> None:
+    """An ended workload tells how, and after how many attempts."""
+    id_ = world.add_workload(phase, reason=reason.to_json())
+    world.add_attempt(id_, 1, "north/alpha/m1", 1, released_at=T0)
+    assert (await get(world, f"/v1/workloads/{id_}/why"))["summary"] == summary

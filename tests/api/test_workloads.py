@@ -1,0 +1,281 @@
+"""Workloads: lists, filters and pages, single views, and what people do to them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Attempt, Audit, Event, Outbox, Workload
+from tests.api.world import World
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def get(world: World, path: str, key: str = "operator", **params: Any) -> Any:
+    async with world.client(key) as client:
+        answer = await client.get(path, params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def act(world: World, path: str, key: str = "operator", body: object = None, method: str = "POST") -> Any:
+    async with world.client(key) as client:
+        return await client.request(method, path, json=body)
+
+
+def mail(world: World) -> list[tuple[str, str | None, Any]]:
+    """What was put into the outbox."""
+    with world.session() as session:
+        return [(m.kind, m.workload, m.body) for m in session.scalars(select(Outbox).order_by(Outbox.id))]
+
+
+def written(world: World) -> tuple[int, int, int]:
+    """Number of events, audit entries and mails."""
+    with world.session() as session:
+        kinds = (Event, Audit, Outbox)
+        a, b, c = (session.scalar(select(func.count()).select_from(kind)) or 0 for kind in kinds)
+        return a, b, c
+
+
+def level_of(world: World, workload: str) -> int | None:
+    with world.session() as session:
+        return session.get_one(Workload, workload).level
+
+
+async def test_list_filters(world: World) -> None:
+    """Tenant, phase, label and name filters narrow the list, all that are given at once."""
+    a = world.add_workload(Phase.RUNNING, name="a", labels={"team": "x", "run": "1"})
+    b = world.add_workload(Phase.PENDING, name="b", labels={"team": "x"})
+    c = world.add_workload(Phase.FAILED, name="a", tenant="speech", labels={"team": "y"})
+
+    async def ids(**params: Any) -> list[str]:
+        return [item["id"] for item in (await get(world, "/v1/workloads", **params))["items"]]
+
+    assert await ids() == [c, b, a]
+    assert await ids(tenant="vision") == [b, a]
+    assert await ids(phase=["running", "failed"]) == [c, a]
+    assert await ids(name="a") == [c, a]
+    assert await ids(label="team=x") == [b, a]
+    assert await ids(label=["team=x", "run=1"]) == [a]
+    assert await ids(label=["team=x", "team=y"]) == []
+    assert await ids(tenant="vision", phase="pending", label="team=x") == [b]
+    assert await ids(name="nothing") == []
+
+
+async def test_pages_hold_each_workload_once(world: World) -> None:
+    """Pages of any size, put together, are the list, and stay so while new workloads come in."""
+    ids = [world.add_workload() for _ in range(7)]
+    for limit in (1, 2, 3, 7, 500):
+        seen: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = await get(world, "/v1/workloads", limit=limit, **cursor)
+            assert len(page["items"]) <= limit
+            seen += [item["id"] for item in page["items"]]
+            if limit == 2:
+                world.add_workload()
+            if page["next_cursor"] is None:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert seen[-len(ids) :] == ids[::-1]
+        assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=501", "limit=x", "limit=99999999999999999999", "phase=asleep", "label=team", "label==x",
+     "cursor=" + "x" * 101],
+)  # fmt: skip
+async def test_bad_filters(shared_world: World, query: str) -> None:
+    """A filter that makes no sense is refused with its name."""
+    async with shared_world.client() as client:
+        answer = await client.get(f"/v1/workloads?{query}")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:mizzen:problem:invalid-request")
+    assert answer.json()["errors"][0]["path"].startswith(f"query.{query.partition('=')[0]}")
+
+
+async def test_view_of_a_running_workload(world: World) -> None:
+    """A single view has placement, progress over attempts, and the number of preemptions."""
+    id_ = world.add_workload(Phase.RUNNING)
+    evicted = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3}).to_json()
+    lost = Reason(ReasonCode.MACHINE_LOST, {"machine": "north/alpha/m1"}).to_json()
+    world.add_attempt(id_, 1, "north/alpha/m1", 0b11, released_at=T0, outcome=evicted, last_step=40,
+                      checkpoint_step=30, checkpoint_at=T0, checkpoint_bytes=99)  # fmt: skip
+    world.add_attempt(id_, 2, "north/alpha/m1", 0b11, released_at=T0 + timedelta(hours=1), outcome=lost)
+    world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30)
+    view = await get(world, f"/v1/workloads/{id_}")
+    assert view["placement"] == [
+        {"machine": "south/beta/m1", "job": "trainer", "task": 0, "slots": [1]},
+        {"machine": "south/beta/m1", "job": "trainer", "task": 1, "slots": [3]},
+    ]
+    assert view["progress"] == {
+        "step": 35, "checkpoint_step": 30, "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
+    }  # fmt: skip
+    assert (view["preemptions"], view["attempt"], view["region"]) == (1, 3, "south")
+    attempts = (await get(world, f"/v1/workloads/{id_}/attempts"))["items"]
+    assert [a["attempt"] for a in attempts] == [1, 2, 3]
+    assert [(a["outcome"] or {}).get("code") for a in attempts] == ["evicted", "machine_lost", None]
+    assert attempts[0]["gpus"] == {"a100": 2}
+    allocations = (await get(world, f"/v1/workloads/{id_}/allocations"))["items"]
+    assert [(a["machine"], a["slots"]) for a in allocations] == [
+        ("north/alpha/m1", [0, 1]), ("north/alpha/m1", [0, 1]), ("south/beta/m1", [1, 3]),
+    ]  # fmt: skip
+    (listed,) = (await get(world, "/v1/workloads"))["items"]
+    assert listed == {k: v for k, v in view.items() if k not in ("spec", "placement")}
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+async def test_cancel_in_every_phase(world: World, phase: Phase) -> None:
+    """Cancelling is mail to the workflow in every phase before the end; ended workloads stay as they are."""
+    id_ = world.add_workload(phase)
+    answer = await act(world, f"/v1/workloads/{id_}/cancel", "vision")
+    if phase is Phase.CANCELLED:
+        assert (answer.status_code, mail(world)) == (202, [])
+    elif phase in TERMINAL_PHASES:
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:wrong-phase")
+        assert mail(world) == []
+    else:
+        assert answer.status_code == 202
+        assert answer.json()["phase"] == phase.value
+        assert mail(world) == [("mail", id_, {"kind": "cancel", "attempt": 0, "detail": {"by": "key-vision"}})]
+        with world.session() as session:
+            audit = session.scalars(select(Audit)).one()
+            assert (audit.action, audit.actor, audit.target) == ("workload.cancel", "key-vision", id_)
+
+
+async def test_cancel_by_label(world: World) -> None:
+    """All live workloads with the labels are cancelled, and only the caller's tenant's."""
+    mine = [world.add_workload(p, labels={"team": "x"}) for p in (Phase.PENDING, Phase.RUNNING)]
+    world.add_workload(Phase.SUCCEEDED, labels={"team": "x"})
+    world.add_workload(Phase.RUNNING, labels={"team": "y"})
+    other = world.add_workload(Phase.RUNNING, tenant="speech", labels={"team": "x"})
+    answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}})
+    assert (answer.status_code, answer.json()) == (202, {"cancelled": mine})
+    assert [m[1] for m in mail(world)] == mine
+    answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}, "tenant": "speech"})
+    assert answer.json() == {"cancelled": []}
+    answer = await act(world, "/v1/workloads/cancel", "operator", {"labels": {"team": "x"}, "tenant": "speech"})
+    assert answer.json() == {"cancelled": [other]}
+
+
+async def test_cancel_by_no_label_cancels_nothing(world: World) -> None:
+    """Without a label, which would mean everything, the request is refused."""
+    world.add_workload(Phase.RUNNING)
+    for body in ({}, {"labels": {}}, {"labels": None}, None):
+        answer = await act(world, "/v1/workloads/cancel", body=body)
+        assert answer.status_code == 422
+    assert mail(world) == []
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+async def test_hold_and_release(world: World, phase: Phase) -> None:
+    """Only queued workloads can be held; both are idempotent and wake the scheduler once."""
+    id_ = world.add_workload(phase)
+    held = await act(world, f"/v1/workloads/{id_}/hold", "vision")
+    if phase not in QUEUED_PHASES:
+        assert (held.status_code, held.json()["type"]) == (409, "urn:mizzen:problem:wrong-phase")
+        assert phase.value in held.json()["detail"]
+        assert written(world) == (0, 0, 0)
+        return
+    assert (held.status_code, held.json()["held_by"]) == (202, "key-vision")
+    assert (await act(world, f"/v1/workloads/{id_}/hold", "operator")).json()["held_by"] == "key-vision"
+    assert written(world) == (1, 1, 1)
+    released = await act(world, f"/v1/workloads/{id_}/release", "vision")
+    assert (released.status_code, released.json()["held_by"]) == (202, None)
+    assert (await act(world, f"/v1/workloads/{id_}/release", "vision")).status_code == 202
+    assert written(world) == (2, 2, 2)
+    with world.session() as session:
+        kinds = session.scalars(select(Event.kind).order_by(Event.id)).all()
+    assert kinds == ["workload.held", "workload.released"]
+    assert [m[0] for m in mail(world)] == ["wake", "wake"]
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+async def test_preempt(world: World, phase: Phase) -> None:
+    """Preempting names the attempt that is meant, and is refused where nothing is held."""
+    id_ = world.add_workload(phase, attempt=4)
+    answer = await act(world, f"/v1/workloads/{id_}/preempt")
+    if phase in PLACED_PHASES:
+        assert answer.status_code == 202
+        assert mail(world) == [("mail", id_, {"kind": "preempt", "attempt": 4, "detail": {"by": "key-operator"}})]
+    else:
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:wrong-phase")
+        assert mail(world) == []
+
+
+async def test_priority_goes_down_only(world: World) -> None:
+    """A level is only ever lowered: from the tenant's, and then from the one that was asked for."""
+    id_ = world.add_workload(Phase.RUNNING)
+    path = f"/v1/workloads/{id_}"
+
+    async def change(level: object) -> tuple[int, Any]:
+        answer = await act(world, path, "vision", {"level": level}, "PATCH")
+        return answer.status_code, answer.json()
+
+    assert (await change(2))[0] == 422
+    status, view = await change(3)
+    assert (status, view["level"], level_of(world, id_), written(world)) == (200, 3, None, (0, 0, 0))
+    status, view = await change(5)
+    assert (status, view["level"], level_of(world, id_), written(world)) == (200, 5, 5, (1, 1, 1))
+    status, problem = await change(4)
+    assert (status, problem["errors"][0]["path"], level_of(world, id_)) == (422, "level", 5)
+    assert (await change(7))[0] == 200
+    for bad in (8, 0, -1, "7", 6.5, None, True, 10**30):
+        status, problem = await change(bad)
+        assert (status, problem["errors"][0]["path"]) == (422, "level")
+    assert level_of(world, id_) == 7
+
+
+async def test_priority_of_ended_workloads_stays(world: World) -> None:
+    """An ended workload's priority cannot be changed."""
+    id_ = world.add_workload(Phase.FAILED)
+    assert (await act(world, f"/v1/workloads/{id_}", body={"level": 7}, method="PATCH")).status_code == 409
+
+
+@pytest.mark.parametrize("id_", ["wl-nothing", "x" * 5000, "%F0%9F%92%A9", "%2e%2e%2fetc", "wl-1%0A", "'; --"])
+async def test_unknown_ids(shared_world: World, id_: str) -> None:
+    """Whatever stands where an id should, the answer is that there is no such thing."""
+    async with shared_world.client() as client:
+        for path in ("", "/why", "/attempts", "/allocations", "/events", "/logs"):
+            answer = await client.get(f"/v1/workloads/{id_}{path}")
+            assert answer.status_code == 404, (path, answer.text)
+            assert answer.json()["type"] == "urn:mizzen:problem:not-found"
+
+
+async def test_nul_in_urls(shared_world: World) -> None:
+    """NUL, which Postgres has in no text, is refused wherever it stands in a URL."""
+    async with shared_world.client() as client:
+        for path in ("/v1/workloads/a%00b", "/v1/workloads?name=%00", "/v1/machines?region=a%00"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
+
+
+async def test_level_follows_the_tenant(world: World) -> None:
+    """The level that counts is the lower of the tenant's and the one that was asked for."""
+    a, b = world.add_workload(), world.add_workload(level=5)
+    async with world.client() as client:
+        await client.put("/v1/tenants/vision", json={"level": 4})
+    levels = {w["id"]: w["level"] for w in (await get(world, "/v1/workloads"))["items"]}
+    assert levels == {a: 4, b: 5}
+
+
+async def test_list_of_many_needs_few_queries(world: World) -> None:
+    """The number of queries for a page does not grow with the page."""
+    from sqlalchemy import event
+
+    engine = world.app.state.mizzen.engine
+    queries: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
+    numbers = []
+    for total in (1, 30):
+        while world.counter < total:
+            id_ = world.add_workload()
+            with world.session() as session:
+                session.add(Attempt(workload=id_, attempt=1, region="north", plan={}, gpu_types={}, cpus_milli=0))
+        queries.clear()
+        await get(world, "/v1/workloads")
+        numbers.append(len(queries))
+    assert numbers[0] == numbers[1]

@@ -1,0 +1,221 @@
+"""A small installation for the API's tests: two regions with buckets, a fleet, two tenants, keys of every role."""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from fastapi import FastAPI
+from sqlalchemy import Engine, func, update
+from sqlalchemy.orm import Session
+
+from api.app import create_app
+from api.documents.schema import EXAMPLE
+from domain.phases import TERMINAL_PHASES, Phase
+from domain.reasons import Reason, ReasonCode
+from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
+from infra.config import Settings
+from infra.db import events
+from infra.db.models import (
+    Allocation,
+    ApiKey,
+    Archive,
+    Attempt,
+    Cluster,
+    Machine,
+    Region,
+    Replica,
+    Secret,
+    Table,
+    Tenant,
+    Workload,
+)
+from infra.db.session import open_engine, transaction
+from infra.keys import encrypt_secret, hash_api_key, load_master_key
+from infra.objects import ObjectStore, open_store
+
+GIB = 1 << 30
+KEYS = {
+    "operator": ("operator", None),
+    "auditor": ("viewer", None),
+    "vision": ("submitter", "vision"),
+    "vision-viewer": ("viewer", "vision"),
+    "speech": ("submitter", "speech"),
+}
+"""Name of a key to its role and tenant."""
+MACHINES = {
+    "north/alpha/m1": ("a100", 8, 64_000, 256 * GIB),
+    "north/alpha/m2": ("a100", 8, 64_000, 256 * GIB),
+    "south/beta/m1": ("v100", 4, 16_000, 64 * GIB),
+    "south/beta/c1": (None, 0, 8_000, 32 * GIB),
+}
+
+
+def archive_of(files: Mapping[str, str]) -> bytes:
+    """A tar.gz with these files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+ARCHIVE = archive_of({"train.py": "print('hello')\n"})
+ARCHIVE_SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """The example document, which can be submitted, with some keys changed; None leaves one out."""
+    body = {**EXAMPLE, **changes}
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def as_yaml(body: object) -> bytes:
+    """The document as YAML."""
+    return yaml.safe_dump(body, sort_keys=False).encode()
+
+
+@dataclass
+class World:
+    """An installation and its API."""
+
+    engine: Engine
+    settings: Settings
+    app: FastAPI
+    raw_keys: dict[str, str]
+    buckets: dict[str, ObjectStore]
+    counter: int = field(default=0)
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        """The Authorization header of a key of `KEYS`."""
+        return {} if key is None else {"Authorization": f"Bearer {self.raw_keys[key]}"}
+
+    def client(self, key: str | None = "operator") -> httpx.AsyncClient:
+        """A client that calls the application without a network."""
+        transport = httpx.ASGITransport(self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://api", headers=self.headers(key))
+
+    def session(self) -> Any:
+        """A session in one transaction."""
+        return transaction(self.engine)
+
+    def add_workload(self, phase: Phase = Phase.PENDING, **columns: Any) -> str:
+        """A workload in a phase, as if the control plane had brought it there."""
+        self.counter += 1
+        tenant = columns.pop("tenant", "vision")
+        name = columns.pop("name", f"w{self.counter}")
+        tables = columns.pop("tables", ())
+        tasks = columns.pop("tasks", 2)
+        columns.setdefault("id", f"wl-{self.counter:016d}")
+        resources = ResourceSpec(gpus=1, gpu_types=("a100",))
+        job = JobSpec(name="trainer", role="trainer", tasks=tasks, resources=resources, argv=("true",))
+        spec = WorkloadSpec(name=name, tenant=tenant, jobs=(job,), tables=tables)
+        if phase in TERMINAL_PHASES:
+            columns.setdefault("finished_at", func.now())
+        with self.session() as session:
+            session.add(
+                Workload(tenant=tenant, name=name, spec=spec.model_dump(mode="json"), phase=phase.value, **columns)
+            )
+        return str(columns["id"])
+
+    def add_attempt(self, workload: str, attempt: int, machine: str, slots: int, **columns: Any) -> None:
+        """An attempt that holds `slots` (a mask) of one machine; it is the workload's newest."""
+        released_at = columns.pop("released_at", None)
+        gpu_type = MACHINES[machine][0]
+        region = machine.partition("/")[0]
+        tasks = {"tasks": [{"job": "trainer", "task": t, "slots": [s]} for t, s in enumerate(_bits(slots))]}
+        held = {"cpus_milli": 2000, "memory_bytes": GIB}
+        with self.session() as session:
+            session.add(
+                Attempt(
+                    workload=workload, attempt=attempt, region=region, plan={}, released_at=released_at,
+                    gpu_types={gpu_type: slots.bit_count()} if gpu_type else {}, cpus_milli=2000, **columns,
+                )
+            )  # fmt: skip
+            session.flush()
+            session.add(
+                Allocation(
+                    workload=workload, attempt=attempt, machine=machine, slots=slots, awaited=0, awaited_cpus_milli=0,
+                    awaited_memory_bytes=0, tasks=tasks, held_at=func.now(), **held,
+                )
+            )  # fmt: skip
+            session.flush()
+            if released_at is not None:
+                session.execute(
+                    update(Allocation)
+                    .where(Allocation.workload == workload, Allocation.attempt == attempt)
+                    .values(released_at=released_at)
+                )
+            region_now = region if released_at is None else None
+            session.execute(update(Workload).where(Workload.id == workload).values(attempt=attempt, region=region_now))
+
+    def set_phase(self, workload: str, phase: Phase, *, reason: Reason | None = None) -> None:
+        """Moves a workload, with its event, as the control plane does."""
+        with self.session() as session:
+            row = session.get_one(Workload, workload)
+            row.phase = phase.value
+            row.reason = reason.to_json() if reason else None
+            if phase in TERMINAL_PHASES:
+                row.finished_at = func.now()
+            events.record(session, f"workload.{phase.value}", tenant=row.tenant, workload=workload, reason=reason)
+
+
+def _bits(mask: int) -> list[int]:
+    return [slot for slot in range(62) if mask >> slot & 1]
+
+
+def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys: Mapping[str, str]) -> None:
+    session.add_all([Tenant(name="vision", level=3, quota_gpus={"a100": 8}, quota_cpus_milli=64_000)])
+    session.add_all([Tenant(name="speech", level=5, quota_gpus={"v100": 4})])
+    session.add_all([Region(name=name, bucket_url=url) for name, url in buckets.items()])
+    session.flush()
+    session.add_all([Cluster(region="north", name="alpha"), Cluster(region="south", name="beta")])
+    session.flush()
+    for name, (gpu_type, gpus, cpus, memory) in MACHINES.items():
+        region, cluster, _ = name.split("/")
+        session.add(
+            Machine(
+                id=name, region=region, cluster=cluster, rack="r1", gpu_type=gpu_type, gpus=gpus, cpus_milli=cpus,
+                memory_bytes=memory, free_cpus_milli=cpus, free_memory_bytes=memory, state="ready", incarnation="i",
+                public_key="", address="127.0.0.1",
+            )
+        )  # fmt: skip
+    for name, key in keys.items():
+        role, tenant = KEYS[name]
+        session.add(ApiKey(id=f"key-{name}", sha256=hash_api_key(key), role=role, tenant=tenant, label=name))
+    box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
+    session.add(Secret(tenant="vision", name="hf-token", box=box))
+    session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
+    session.add(Table(name="digits", size_bytes=5, home_region="north"))
+    session.flush()
+    session.add(Replica(data_table="digits", region="north", state="ready", done_bytes=5, ready_at=func.now()))
+
+
+@contextmanager
+def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[World]:
+    """An installation on a fresh, migrated database."""
+    given = Settings.model_validate({"database": database_url, "data_dir": folder, **settings})
+    urls = {name: (folder / "buckets" / name).as_uri() for name in ("north", "south")}
+    keys = {name: f"mzn_key-{name}_{'x' * 20}{number}" for number, name in enumerate(KEYS)}
+    engine = open_engine(database_url)
+    with transaction(engine) as session:
+        _fill(session, given, urls, keys)
+    buckets = {name: open_store(url) for name, url in urls.items()}
+    buckets["north"].put("tables/digits/a.bin", b"12345")
+    app = create_app(given)
+    yield World(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
+    app.state.mizzen.engine.dispose()
+    engine.dispose()
+
+
+def awarded(region: str = "north") -> Reason:
+    """A reason for the tests."""
+    return Reason(ReasonCode.AWARDED, {"region": region, "machines": 1, "victims": 0})
