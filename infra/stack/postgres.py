@@ -37,6 +37,8 @@ def as_postgres_user() -> list[str]:
     command = [setpriv, "--pdeathsig", "INT"]
     if os.geteuid() == 0:
         command += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
+        # access(2) ignores capabilities without this bit, and Postgres asks it whether its programs are there.
+        command += ["--securebits", "+no_setuid_fixup"]
         command += ["--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]
     return command
 
