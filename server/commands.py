@@ -1,4 +1,4 @@
-"""`mizzen up`, `demo`, `worker`, `agent`: contributed to the SDK's command through entry points."""
+"""`mizzen up`, `demo`, `init`, `api`, `worker`, `agent`: contributed to the SDK's command through entry points."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def _log_to_stderr(level: str = "INFO") -> None:
 
 def _connection_options(command: F) -> F:
     """The options by which a process finds its installation."""
-    for option in (
+    options = (
         click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings."),
         click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
         click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service."),
@@ -38,7 +38,8 @@ def _connection_options(command: F) -> F:
         click.option("--temporal-cert", type=click.Path(path_type=Path), help="Client certificate for mTLS."),
         click.option("--temporal-key", type=click.Path(path_type=Path), help="Key of the client certificate."),
         click.option("--temporal-api-key", envvar="MIZZEN_TEMPORAL_API_KEY", help="API key for Temporal."),
-    ):
+    )
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -106,6 +107,17 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
 
 @click.command()
 @_connection_options
+@click.option("--data-dir", type=_FOLDER, help="Folder for the operator's key and the master key.")
+@click.option("--region", "regions", multiple=True, metavar="NAME=BUCKET", help="A region and its bucket's URL.")
+def init(regions: tuple[str, ...], data_dir: Path | None, **options: Any) -> None:
+    """Prepare an existing Postgres: the schema, regions, the first operator's key. May be run again."""
+    from server.init import run_init
+
+    _run(lambda: run_init(_settings(options, data_dir=data_dir), regions))
+
+
+@click.command()
+@_connection_options
 @click.option("--role", "roles", multiple=True, required=True, type=click.Choice(["control", "region"]))
 @click.option("--region", "regions", multiple=True, help="Region whose RMS this is; may be repeated.")
 def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> None:
@@ -169,5 +181,5 @@ def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, worker, agent, agents, api):
+for _command in (up, demo, init, worker, agent, agents, api):
     group.add_command(_command)

@@ -81,7 +81,8 @@ class EmbeddedStack:
         Raises:
             StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
         """
-        self.postgres.clear_leftover() if self._own_postgres else None
+        if self._own_postgres:
+            self.postgres.clear_leftover()
         self._check_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         if self._own_postgres:
