@@ -21,7 +21,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.logs import Shipping, log_tail
 from agent.ports import reserve
-from agent.progress import last_sign_s, read_progress
+from agent.progress import read_progress
 from agent.sealed import CannotUnseal
 from agent.staging import BadLaunch, StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
@@ -170,7 +170,7 @@ class NodeActivities:
         self._ship_all(staged.folder)
 
     async def _watch(self, staged: StagedAttempt) -> None:
-        """Until nothing runs: stop all when one failed, or when all are silent for too long."""
+        """Until nothing runs: stop all when one failed."""
         runs = staged.runs
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
         next_heartbeat_s = 0.0
@@ -185,21 +185,10 @@ class NodeActivities:
                 return
             if not noticed:
                 ends = [run.exit() for run in runs] if len(running) < len(runs) else []
-                failed = any(end.started and not end.succeeded for end in ends if end is not None)
-                silent_s = self._silence_s(staged, running)
-                if failed or silent_s is not None:
+                if any(end.started and not end.succeeded for end in ends if end is not None):
                     noticed = True
-                    await self._notify(running, staged.launch.checkpoint.grace_s, told=False, silent_s=silent_s)
+                    await self._notify(running, staged.launch.checkpoint.grace_s, told=False)
             await asyncio.sleep(self._config.poll_interval_s)
-
-    def _silence_s(self, staged: StagedAttempt, running: list[RunFolder]) -> float | None:
-        """For how long all running tasks have been silent, if that is longer than they may."""
-        limit_s = staged.launch.limits.max_silence_s
-        if limit_s is None:
-            return None
-        now_s = time.time()
-        silent_s = min(now_s - (last_sign_s(run) or now_s) for run in running)
-        return silent_s if silent_s > limit_s else None
 
     async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
         """Those of `runs` that run. Lost ones are settled first, and overdue ones ended by force."""
@@ -229,11 +218,9 @@ class NodeActivities:
         for folder in folders:
             self._ship_all(folder)
 
-    async def _notify(
-        self, runs: Sequence[RunFolder], grace_s: float, *, told: bool, silent_s: float | None = None
-    ) -> None:
+    async def _notify(self, runs: Sequence[RunFolder], grace_s: float, *, told: bool) -> None:
         def notify(run: RunFolder) -> None:
-            tasks.request_stop(run, grace_s, told=told, silent_s=silent_s)
+            tasks.request_stop(run, grace_s, told=told)
 
         await asyncio.gather(*(asyncio.to_thread(notify, run) for run in runs))
 
@@ -255,7 +242,6 @@ class NodeActivities:
             exits=exits,
             progress=[read_progress(run) for run in runs],
             stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
-            hung_s=max((stop.silent_s for stop in stops if stop.silent_s is not None), default=None),
         )
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:

@@ -33,13 +33,6 @@ class CheckpointLaunch(_Frozen):
     """Folder of the workload's checkpoints in the region's bucket."""
 
 
-class LimitsLaunch(_Frozen):
-    """Limits that the agent watches."""
-
-    max_silence_s: float | None = None
-    """Seconds without a report, checkpoint or log output of any running task here; None: no limit."""
-
-
 class LogLaunch(_Frozen):
     """How output is shipped (`agent.logs`)."""
 
@@ -99,7 +92,6 @@ class LaunchDescription(_Frozen):
     attempt: int = Field(gt=0)
     region: str
     checkpoint: CheckpointLaunch
-    limits: LimitsLaunch = LimitsLaunch()
     tables: dict[str, str] = Field(default_factory=dict)
     """Table to the URI of its folder in the region's bucket."""
     files: dict[str, str] = Field(default_factory=dict)

@@ -125,8 +125,9 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
         if os.getppid() != shim:
             os._exit(CANNOT_RUN)
         os.chdir(launch["cwd"])
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         os.execvpe(launch["argv"][0], launch["argv"], launch["env"])
     except BaseException as error:

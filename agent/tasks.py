@@ -76,8 +76,6 @@ class Stop:
     """On CLOCK_BOOTTIME."""
     told: bool
     """By the control plane; else its agent's own decision."""
-    silent_s: float | None
-    """It was stopped because it and its siblings had been silent for so long."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class RunFolder:
         body = self._read(shim.STOP_FILE)
         if body is None:
             return None
-        return Stop(float(body["deadline_boot_s"]), bool(body["told"]), body["silent_s"])
+        return Stop(float(body["deadline_boot_s"]), bool(body["told"]))
 
     def identities(self) -> tuple[Identity, Identity] | None:
         """Shim and task; None: not started."""
@@ -222,7 +220,7 @@ def settle(run: RunFolder) -> None:
         time.sleep(0 if free else 0.02)
 
 
-def request_stop(run: RunFolder, grace_s: float, *, told: bool, silent_s: float | None = None) -> None:
+def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
     """Give the task notice (SIGTERM to its process group) and `grace_s` seconds; the shim sees to it from there.
 
     One that was not started never will be. One that has ended keeps its status. Of several deadlines the earliest
@@ -243,7 +241,6 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool, silent_s: float 
     body = {
         "deadline_boot_s": deadline_s if before is None else min(deadline_s, before.deadline_boot_s),
         "told": told or (before is not None and before.told),
-        "silent_s": silent_s if before is None else before.silent_s,
     }
     shim.write_durably(str(run.path / shim.STOP_FILE), body)
     identities[0].send(SIGTERM)

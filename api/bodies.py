@@ -1,5 +1,7 @@
 """Request bodies and URLs: bounded, of the right media type, and free of what Postgres cannot store."""
 
+import asyncio
+import contextlib
 import re
 from typing import Annotated, Any
 
@@ -13,10 +15,12 @@ from domain.ids import NAME_PATTERN
 from infra.config import ApiSettings
 
 MAX_TEXT = 256
+_LINGER_BYTES = 32 << 20
+_LINGER_S = 10.0
 
 
 class Limits:
-    """ASGI middleware: refuses URLs with NUL, and bodies over their limit while they come in."""
+    """ASGI middleware: refuses URLs with NUL, and bodies over their limit while they come in, which are never kept."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app = app
@@ -33,8 +37,11 @@ class Limits:
             return
         archive = scope["path"].startswith("/v1/archives/")
         limit = self._settings.max_archive_bytes if archive else self._settings.max_body_bytes
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+            if "expect" not in headers:  # else the client waits for leave to send
+                await _drain(receive)
             await _too_large(limit).response()(scope, receive, send)
             return
         got = 0
@@ -45,14 +52,27 @@ class Limits:
             if message["type"] == "http.request":
                 got += len(message.get("body", b""))
                 if got > limit:
+                    await _drain(receive)
                     raise _too_large(limit)
             return message
 
         await self._app(scope, bounded, send)
 
 
+async def _drain(receive: Receive) -> None:
+    """Reads on for a while and forgets it: most clients look for an answer only when they have sent everything."""
+    left = _LINGER_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+
+
 def _too_large(limit: int) -> Problem:
-    # The rest of the body is not read, so the connection is of no more use.
+    # What was not read of the body makes the connection useless.
     return Problem(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes", headers={"Connection": "close"})
 
 

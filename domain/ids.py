@@ -12,7 +12,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 def is_name(text: str) -> bool:
     """Whether `text` may name a tenant, workload, job, region, cluster, machine or table (`NAME_RULE`)."""
-    return _NAME.match(text) is not None
+    return _NAME.fullmatch(text) is not None
 
 
 def _base32(number: int, digits: int) -> str:

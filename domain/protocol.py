@@ -275,8 +275,6 @@ class NodeOutcome:
     exits: list[TaskExit]
     progress: list[TaskProgress]
     stopped: bool = False
-    hung_s: float | None = None
-    """Seconds without a sign of life, where the agent found the gang's tasks here hung."""
 
 
 @dataclass

@@ -168,6 +168,8 @@ class RunningWorkload:
     """None: it has reported no checkpoint; the cluster's usual is imputed."""
     evictable: bool = True
     """False: protected by the minimum runtime, or being evicted already."""
+    attempt: int = 0
+    """Which of its attempts this is: a plan to evict it is about no other."""
 
     @property
     def gpus(self) -> int:
@@ -265,3 +267,5 @@ class Bid:
     region: str
     plan: Plan | None
     reasons: tuple[Reason, ...] = field(default=())
+    victim_attempts: Mapping[str, int] = field(default_factory=dict)
+    """The attempts of the plan's victims that the bid is about: the award evicts no others."""

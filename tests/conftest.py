@@ -1,5 +1,6 @@
 """Fixtures that several folders share: a real Postgres, and databases on it."""
 
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
+
+# A shell without job control starts what it puts into the background with these ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

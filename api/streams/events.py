@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Viewer
+from api.auth import Caller, Viewer
 from api.openapi import refusals
 from api.problems import Kind, Problem
 from api.state import State, StateOf
@@ -100,7 +100,7 @@ async def all_events(
     cursor = await _start(state, last_event_id, after)
     if follow:
         state.hub.require_room()
-    return Stream(_stream(state, cursor, None, caller.tenant, follow), MEDIA_TYPE)
+    return Stream(_stream(state, caller, cursor, None, follow), MEDIA_TYPE)
 
 
 @router.get(
@@ -122,10 +122,10 @@ async def workload_events(
     cursor = await _start(state, last_event_id, after)
     if follow:
         state.hub.require_room()
-    return Stream(_stream(state, cursor, id, caller.tenant, follow), MEDIA_TYPE)
+    return Stream(_stream(state, caller, cursor, id, follow), MEDIA_TYPE)
 
 
-def _require(state: State, caller: Viewer, workload: str) -> None:
+def _require(state: State, caller: Caller, workload: str) -> None:
     with state.transaction() as session:
         find(session, caller, workload)
 
@@ -148,9 +148,10 @@ def _position(state: State) -> Cursor:
 
 
 async def _stream(
-    state: State, cursor: Cursor, workload: str | None, tenant: str | None, follow: bool
+    state: State, caller: Caller, cursor: Cursor, workload: str | None, follow: bool
 ) -> AsyncGenerator[bytes, None]:
-    with state.hub.follow(workload, tenant, waits=follow) as follower:
+    tenant = caller.tenant
+    with state.hub.follow(caller.id, workload, tenant, waits=follow) as follower:
         yield b"retry: 1000\n\n"
         spoke_s, failures = time.monotonic(), 0
         while True:

@@ -6,6 +6,7 @@ A follower always reads the event log itself, from its own cursor: a wake-up tha
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,16 +14,19 @@ from functools import partial
 from typing import TypeVar
 
 import psycopg
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.problems import Kind, Problem
 from infra.db import events
 from infra.db.events import Cursor
+from infra.db.models import ApiKey
 from infra.db.session import transaction
 
 T = TypeVar("T")
 MAX_FOLLOWERS = 256
+KEYS_S = 10.0
+"""How often it is looked whether the keys of the followers are still good."""
 _POLL_S = 1.0
 """Events whose order was not settled when they were announced are found this much later at most."""
 _COALESCE_S = 0.05
@@ -47,20 +51,23 @@ class Follower:
 
     workload: str | None
     tenant: str | None
+    key: str
+    """Id of the API key with which it was opened."""
     closing: asyncio.Event
     due: asyncio.Event = field(default_factory=asyncio.Event)
+    is_revoked: bool = False
 
     def concerned(self, workload: str | None, tenant: str | None) -> bool:
         """Whether an event is one that it would read."""
         return self.workload in (None, workload) and self.tenant in (None, tenant)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits for news, at most `timeout_s`; False: the process is shutting down and the stream must end."""
+        """Waits for news, at most `timeout_s`; False: the stream must end (shutdown, or its key was revoked)."""
         if not self.closing.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.due.wait(), timeout_s)
         self.due.clear()
-        return not self.closing.is_set()
+        return not (self.closing.is_set() or self.is_revoked)
 
 
 class Hub:
@@ -93,9 +100,9 @@ class Hub:
             )
 
     @contextmanager
-    def follow(self, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
+    def follow(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
         """A follower for the length of the block. The first one that `waits` starts the listening, the last ends it."""
-        follower = Follower(workload, tenant, self._closing)
+        follower = Follower(workload, tenant, key, self._closing)
         if not waits:
             yield follower
             return
@@ -143,10 +150,14 @@ class Hub:
                     await connection.execute(f"listen {events.CHANNEL}")
                     cursor = await _in_thread(self._position)
                     self._wake_all()  # for what happened while nobody listened
+                    checked_s = time.monotonic()
                     while True:
                         async for _ in connection.notifies(timeout=_POLL_S, stop_after=1):
                             pass
                         cursor = await self._wake_concerned(cursor)
+                        if time.monotonic() - checked_s >= KEYS_S:
+                            await self._end_revoked()
+                            checked_s = time.monotonic()
                         await asyncio.sleep(_COALESCE_S)
             except (psycopg.Error, SQLAlchemyError) as error:
                 _log.warning("event listener: %s", str(error).splitlines()[0] if str(error) else repr(error))
@@ -162,6 +173,19 @@ class Hub:
             if not found:
                 return cursor
             cursor = found[-1][0]
+
+    async def _end_revoked(self) -> None:
+        keys = {follower.key for follower in self._followers}
+        good = await _in_thread(partial(self._good, keys))
+        for follower in self._followers:
+            if follower.key in keys - good:
+                follower.is_revoked = True
+                follower.due.set()
+
+    def _good(self, keys: set[str]) -> set[str]:
+        with transaction(self._engine) as session:
+            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.revoked_at.is_(None))
+            return set(session.scalars(wanted))
 
     def _position(self) -> Cursor:
         with transaction(self._engine) as session:

@@ -86,7 +86,7 @@ async def logs(
                 await run_in_threadpool(log.probe)
         except STORAGE_ERRORS as error:
             raise storage_unavailable(error) from None
-    return Stream(_stream(state, id, tasks, started, attempt is not None, tail, follow), MEDIA_TYPE)
+    return Stream(_stream(state, caller, id, tasks, started, attempt is not None, tail, follow), MEDIA_TYPE)
 
 
 def _select(
@@ -147,6 +147,7 @@ def _open(
 
 async def _stream(
     state: State,
+    caller: Caller,
     workload: str,
     tasks: list[tuple[str, int]],
     attempt: int,
@@ -154,7 +155,7 @@ async def _stream(
     tail: int | None,
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
-    with state.hub.follow(workload, waits=follow) as follower:
+    with state.hub.follow(caller.id, workload, waits=follow) as follower:
         try:
             while True:
                 async for text in _attempt(state, follower, workload, tasks, attempt, tail, follow):

@@ -34,11 +34,9 @@ def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = Fal
     Raises:
         Problem: 404, the same for one that is not there and for another tenant's.
     """
-    row = session.get(Workload, workload_id)
+    row = session.get(Workload, workload_id, with_for_update=lock)
     if row is None or not caller.sees(row.tenant):
         raise not_found("workload", workload_id)
-    if lock:
-        session.refresh(row, with_for_update=True)
     return row
 
 

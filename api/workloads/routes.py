@@ -94,17 +94,19 @@ def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> Wo
 
 async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
     try:
-        client = await asyncio.wait_for(state.temporal(), _CONNECT_S)
-        result = await client.execute_workflow(
-            "DryRunWorkflow",
-            DryRunRequest(spec=spec.model_dump(mode="json")),
-            id=f"dry-run/{uuid.uuid4()}",
-            task_queue=CONTROL_QUEUE,
-            execution_timeout=DRY_RUN_TIMEOUT,
-            result_type=DryRunResult,
-        )
+        async with asyncio.timeout(_CONNECT_S):
+            client = await state.temporal()
+        async with asyncio.timeout(DRY_RUN_TIMEOUT.total_seconds() + _CONNECT_S):
+            result = await client.execute_workflow(
+                "DryRunWorkflow",
+                DryRunRequest(spec=spec.model_dump(mode="json")),
+                id=f"dry-run/{uuid.uuid4()}",
+                task_queue=CONTROL_QUEUE,
+                execution_timeout=DRY_RUN_TIMEOUT,
+                result_type=DryRunResult,
+            )
     except (ConfigurationError, RuntimeError, TimeoutError, RPCError, WorkflowFailureError) as error:
-        _log.warning("dry run: %s", error)
+        _log.warning("dry run: %r, because of %r", error, error.__cause__)
         raise Problem(Kind.SCHEDULER_UNAVAILABLE, "no scheduler answers now; what is submitted waits for it") from None
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(

@@ -59,10 +59,13 @@ def _checked(binary: Path, claimed: str | None) -> Path:
     return binary
 
 
-def command(binary: Path, state: Path, settings: TemporalSettings, host: str = "127.0.0.1") -> list[str]:
-    """The dev server's command line. Its state is in `state`; the pragmas make it five times as fast there."""
+def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:
+    """The dev server's command line, for loopback only: its parts dial each other there.
+
+    Its state is in `state`; the pragmas make it five times as fast there.
+    """
     out = [
-        str(binary), "server", "start-dev", "--ip", host, "--port", str(settings.port), "--ui-port",
+        str(binary), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(settings.port), "--ui-port",
         str(settings.ui_port), "--db-filename", str(state), "--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma",
         "synchronous=1", "--log-level", "error", "--ui-disable-news-fetch", "--namespace", settings.namespace,
     ]  # fmt: skip

@@ -85,7 +85,7 @@ class Watch:
                 rows = read_after(session, self._cursor)
                 if rows:
                     self._cursor = Cursor(rows[-1].txid, rows[-1].id)
-                    self._names.update(session.execute(select(Workload.id, Workload.name)).tuples().all())
+                    self._names.update(session.execute(select(Workload.id, Workload.name)).all())
                 columns = ("kind", "workload", "attempt", "region", "machine", "reason", "detail")
                 return [{c: getattr(r, c) for c in columns} for r in rows]
         except Exception:

@@ -107,7 +107,7 @@ def test_notice_and_a_clean_end(tmp_path: Path) -> None:
     tasks.request_stop(run, 600, told=True)
     assert ended(run).exit_code == 143
     stop = run.stop()
-    assert stop is not None and stop.told and stop.silent_s is None
+    assert stop is not None and stop.told
 
 
 def test_a_stubborn_task_is_killed_with_all_its_kin(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ async def test_wrong_form(shared_world: World, body: object, path: str, message:
 FACTS: list[tuple[str, str, object, str, str]] = [
     ("unknown tenant", "operator", document(tenant="visoin"), "tenant", "did you mean vision?"),
     ("another tenant", "vision", document(tenant="speech"), "tenant", "may only submit for tenant vision"),
-    ("another tenant that there is not", "vision", document(tenant="nobody"), "tenant", "only submit for tenant vision"),
+    ("another tenant that there is not", "vision", document(tenant="nobody"), "tenant", "submit for tenant vision"),
     ("unknown table", "operator", document(tables=["digit"]), "tables[0]", "did you mean digits?"),
     ("unknown region", "operator", document(regions={"allow": ["nrth"]}), "regions.allow[0]", "did you mean north?"),
     ("unknown region excluded", "operator", document(regions={"exclude": ["mars"]}), "regions.exclude[0]",
@@ -307,8 +307,9 @@ async def test_machines_lost_for_good_do_not_count(world: World) -> None:
     async with world.client() as client:
         for lost_for, status in (("1 hour", 202), ("2 days", 422)):
             with world.session() as session:
+                lost_at = f"now() - interval '{lost_for}'"
                 session.connection().exec_driver_sql(
-                    f"update machine set state = 'lost', lost_at = now() - interval '{lost_for}' where gpu_type = 'a100'"
+                    f"update machine set state = 'lost', lost_at = {lost_at} where gpu_type = 'a100'"
                 )
             assert (await client.post("/v1/workloads", json=big)).status_code == status
 

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from api.streams import events as streams
+from api.streams import hub
 from api.streams.hub import Hub
 from domain.phases import Phase
 from infra.db import events
@@ -176,8 +177,7 @@ def _write(world: World, writer: int, count: int) -> None:
 
 
 async def test_every_event_once_and_in_order_over_reconnections(world: World, serve: Serve) -> None:
-    """Clients that come back at random get every committed event exactly once, in one order, while writers commit
-    out of order and some roll back."""
+    """Clients that come back at random get each committed event once, in one order, however writers commit."""
     base = serve(world)
     writers = [threading.Thread(target=_write, args=(world, writer, 40)) for writer in range(6)]
     chance = random.Random(1)
@@ -203,13 +203,13 @@ async def test_every_event_once_and_in_order_over_reconnections(world: World, se
 
 async def test_only_those_concerned_are_woken(world: World) -> None:
     """An event wakes followers of its workload, of its tenant and of all, and no others."""
-    hub = Hub(world.engine)
+    own = Hub(world.engine)
     with (
-        hub.follow("wl-a", waits=True) as same,
-        hub.follow("wl-b", waits=True) as other,
-        hub.follow(None, "vision", waits=True) as tenant,
-        hub.follow(None, "speech", waits=True) as stranger,
-        hub.follow(None, waits=True) as everyone,
+        own.follow("k", "wl-a", waits=True) as same,
+        own.follow("k", "wl-b", waits=True) as other,
+        own.follow("k", None, "vision", waits=True) as tenant,
+        own.follow("k", None, "speech", waits=True) as stranger,
+        own.follow("k", None, waits=True) as everyone,
     ):
         followers = (same, other, tenant, stranger, everyone)
         for follower in followers:  # the listener's first greeting, once it listens
@@ -220,9 +220,24 @@ async def test_only_those_concerned_are_woken(world: World) -> None:
             assert await follower.wait(30)
         assert not other.due.is_set()
         assert not stranger.due.is_set()
-        assert hub.followers == 5
-    assert hub.followers == 0
-    await hub.aclose()
+        assert own.followers == 5
+    assert own.followers == 0
+    await own.aclose()
+
+
+async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream does not outlive the key with which it was opened; others go on."""
+    monkeypatch.setattr(hub, "KEYS_S", 0.0)
+    base, id_ = serve(world), world.add_workload()
+    async with (
+        following(base, world, "/v1/events", key="vision") as stream,
+        following(base, world, f"/v1/workloads/{id_}/events", key="operator") as other,
+    ):
+        with world.session() as session:
+            session.connection().exec_driver_sql("update api_key set revoked_at = now() where id = 'key-vision'")
+        assert [e async for e in stream] == []
+        world.set_phase(id_, Phase.CANCELLED)
+        assert [e.kind async for e in other] == ["workload.cancelled"]
 
 
 async def test_followers_are_bounded(world: World, serve: Serve) -> None:

@@ -80,15 +80,15 @@ async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
 
 
 @pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 100])
-async def test_tail(world: World, tail: int) -> None:
+async def test_tail(shared_world: World, tail: int) -> None:
     """The tail is the last lines, wherever segments end."""
     lines = ["first", "second", "third", "fourth"]
     text = "".join(f"{line}\n" for line in lines)
     for cut in range(1, len(text), 5):
-        id_ = placed(world, slots=0)
-        Shipper(world.buckets["north"], id_).ship(text[:cut]).ship(text[cut:]).end()
+        id_ = placed(shared_world, slots=0)
+        Shipper(shared_world.buckets["north"], id_).ship(text[:cut]).ship(text[cut:]).end()
         expected = lines[len(lines) - min(tail, len(lines)) :]
-        assert (await read(world, id_, task=0, tail=tail)).splitlines() == expected
+        assert (await read(shared_world, id_, task=0, tail=tail)).splitlines() == expected
 
 
 async def test_output_that_is_no_text(world: World) -> None:
@@ -144,8 +144,8 @@ async def test_workload_that_was_never_placed(world: World) -> None:
 
 BAD: list[tuple[dict[str, Any], int]] = [
     ({"job": "other"}, 422), ({"task": 2}, 422), ({"task": -1}, 422), ({"task": 10**30}, 422), ({"task": "x"}, 422),
-    ({"attempt": 0}, 422), ({"attempt": 9}, 404), ({"attempt": 10**30}, 422), ({"tail": -1}, 422), ({"tail": 10**9}, 422),
-    ({"follow": "perhaps"}, 422),
+    ({"attempt": 0}, 422), ({"attempt": 9}, 404), ({"attempt": 10**30}, 422), ({"tail": -1}, 422),
+    ({"tail": 10**9}, 422), ({"follow": "perhaps"}, 422),
 ]  # fmt: skip
 
 

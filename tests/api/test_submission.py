@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import func, select
 
+from api import bodies
 from domain.spec import WorkloadSpec
 from infra.db.models import Audit, Event, Idempotency, Outbox, Tenant, Workload
 from tests.api.world import World, as_yaml, document
@@ -172,7 +173,7 @@ async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -
 
 
 async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
-    """A body without a declared length is refused as soon as it is too large, and the rest is not read."""
+    """A body without a declared length is refused when it is too large; an endless one is not read for ever."""
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -189,7 +190,19 @@ async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
             sent = 0
             answer = await client.request(method, path, content=endless(), headers={"content-type": media})
             assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
-            assert sent <= shared_world.settings.api.max_body_bytes + (1 << 17)
+            assert sent <= shared_world.settings.api.max_body_bytes + bodies._LINGER_BYTES + (1 << 17)
+
+
+async def test_clients_that_send_first_and_listen_after_get_the_refusal(
+    world: World, serve: Callable[[World], str]
+) -> None:
+    """A client that has sent all of a body that is much too large finds the answer, not a broken connection."""
+    base = serve(world)
+    body = b" " * (world.settings.api.max_archive_bytes + (4 << 20))
+    headers = world.headers("vision") | {"content-type": "application/gzip"}
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
+        answer = await client.put(f"/v1/archives/{'0' * 64}", content=body)
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
 
 
 async def test_stranger_gets_no_body_read(shared_world: World) -> None:

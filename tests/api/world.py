@@ -80,7 +80,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def as_yaml(body: object) -> bytes:
     """The document as YAML."""
-    return yaml.safe_dump(body, sort_keys=False).encode()
+    return str(yaml.safe_dump(body, sort_keys=False)).encode()
 
 
 @dataclass
@@ -132,12 +132,13 @@ class World:
         gpu_type = MACHINES[machine][0]
         region = machine.partition("/")[0]
         tasks = {"tasks": [{"job": "trainer", "task": t, "slots": [s]} for t, s in enumerate(_bits(slots))]}
-        held = {"cpus_milli": 2000, "memory_bytes": GIB}
+        held = {"cpus_milli": 2000, "memory_bytes": GIB} if slots else {"cpus_milli": 0, "memory_bytes": 0}
         with self.session() as session:
             session.add(
                 Attempt(
                     workload=workload, attempt=attempt, region=region, plan={}, released_at=released_at,
-                    gpu_types={gpu_type: slots.bit_count()} if gpu_type else {}, cpus_milli=2000, **columns,
+                    gpu_types={gpu_type: slots.bit_count()} if gpu_type else {}, cpus_milli=held["cpus_milli"],
+                    **columns,
                 )
             )  # fmt: skip
             session.flush()

@@ -109,7 +109,7 @@ def plugins(tmp_path: Path) -> dict[str, str]:
     info = tmp_path / "server-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: server\nVersion: 1\n")
-    entries = "up = good_plugin:up\nagent = bad_plugin:agent\nworker = good_plugin:PLUGIN\nls = good_plugin:up\n"
+    entries = "hoist = good_plugin:up\nsnag = bad_plugin:agent\nodd = good_plugin:PLUGIN\nls = good_plugin:up\n"
     (info / "entry_points.txt").write_text(f"[mizzen.commands]\n{entries}")
     (tmp_path / "good_plugin.py").write_text(PLUGIN + "PLUGIN = 1\nprint('imported', file=sys.stderr)\n")
     (tmp_path / "bad_plugin.py").write_text("def agent():\n    '''Run an agent.'''\nraise RuntimeError('no kernel')\n")
@@ -120,23 +120,23 @@ def test_commands_of_other_distributions_are_listed_without_importing_them(plugi
     """The list shows each with its first sentence, also that of a module that cannot be imported."""
     done = mizzen("--help", env=plugins)
     assert done.returncode == 0
-    assert re.search(r"^  up +Start everything here\.$", done.stdout, re.M)
-    assert re.search(r"^  agent +Run an agent\.$", done.stdout, re.M)
+    assert re.search(r"^  hoist +Start everything here\.$", done.stdout, re.M)
+    assert re.search(r"^  snag +Run an agent\.$", done.stdout, re.M)
     assert "imported" not in done.stderr
     assert done.stdout.count("\n  ls ") == 1
 
 
 def test_a_command_of_another_distribution_runs(plugins: dict[str, str]) -> None:
     """It is imported when it is run, and gets its arguments."""
-    assert mizzen("up", "--port", "5", env=plugins).stdout == "up on 5\n"
+    assert mizzen("hoist", "--port", "5", env=plugins).stdout == "up on 5\n"
 
 
 def test_a_broken_plugin_breaks_only_itself(plugins: dict[str, str]) -> None:
     """Running a command that cannot be loaded is a clear error; the others go on working."""
-    done = mizzen("agent", env=plugins)
+    done = mizzen("snag", env=plugins)
     assert done.returncode == 70 and done.stdout == ""
-    assert "`agent` of server (bad_plugin:agent)" in done.stderr and "no kernel" in done.stderr
-    assert "is a int, not a click command" in mizzen("worker", env=plugins).stderr
+    assert "`snag` of server (bad_plugin:agent)" in done.stderr and "no kernel" in done.stderr
+    assert "is a int, not a click command" in mizzen("odd", env=plugins).stderr
     assert mizzen("version", env=plugins).returncode == 0
 
 

@@ -27,7 +27,11 @@ def test_a_scalar_means_to_the_client_what_it_means_to_the_api(text: str) -> Non
         except Malformed:
             continue
         if isinstance(theirs, dict):
-            [ours] = parse_documents(document, "x", Path())
+            try:
+                [ours] = parse_documents(document, "x", Path())
+            except DocumentError:
+                assert "inf" in repr(dict(theirs)), "only what JSON does not have is refused here"
+                continue
             assert repr(ours.body) == repr(dict(theirs))
 
 

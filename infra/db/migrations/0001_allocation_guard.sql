@@ -16,6 +16,9 @@ begin
     if tg_op = 'UPDATE' and new.machine <> old.machine then
         raise exception 'an allocation cannot change its machine' using errcode = 'check_violation';
     end if;
+    if not old_live and not new_live then
+        return null;  -- History: the machine has no part in it, and its row need not be locked.
+    end if;
     update machine
     set held = (held & ~old_slots) | new_slots,
         promised = (promised & ~old_awaited) | new_awaited,

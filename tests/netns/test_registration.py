@@ -1,0 +1,51 @@
+"""Registration of a machine: what may go on there, by what Postgres says."""
+
+import pytest
+from sqlalchemy import Engine
+
+from activities.machines import MachineActivities
+from domain.protocol import Attend, Hello
+from infra.config import Settings
+from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
+from infra.db.session import transaction
+
+MACHINE = "east/c/a"
+HELLO = Hello(MACHINE, "east", "c", "rack-1", "a100", 1, 4000, 1 << 30, "10.0.0.1", "boot.1", "key", ["wl-1.1"])
+ATTEND = Attend(MACHINE, HELLO.incarnation, [])
+
+
+@pytest.fixture
+def machines(database: Engine) -> MachineActivities:
+    """The machine is ready, and runs the first attempt of a workload, which holds its slot."""
+    with transaction(database) as session:
+        session.add_all([Region(name="east", bucket_url="file:///nowhere"), Tenant(name="vision", level=3)])
+        session.flush()
+    machines = MachineActivities(database, Settings())
+    machines.register(HELLO)
+    machines.ready(ATTEND)
+    amounts = {"cpus_milli": 1000, "memory_bytes": 1 << 20, "awaited_cpus_milli": 0, "awaited_memory_bytes": 0}
+    with transaction(database) as session:
+        session.add(Workload(id="wl-1", tenant="vision", name="one", spec={}, phase="running", attempt=1))
+        session.flush()
+        session.add(Attempt(workload="wl-1", attempt=1, region="east", plan={}, gpu_types={"a100": 1}, cpus_milli=1000))
+        session.flush()
+        session.add(Allocation(workload="wl-1", attempt=1, machine=MACHINE, slots=1, awaited=0, tasks={}, **amounts))
+    return machines
+
+
+def test_restarted_agent_keeps_its_tasks(machines: MachineActivities) -> None:
+    """An agent that restarts on a machine that never was away goes on with what it runs."""
+    assert machines.register(HELLO).stop == []
+
+
+def test_lost_machine_gives_up_all_it_ran(machines: MachineActivities, database: Engine) -> None:
+    """A machine that was lost stops all it runs before it is ready, also what still holds slots there, however often
+    its agent starts meanwhile.
+    """
+    machines.lost(ATTEND)
+    for _ in range(2):
+        assert machines.register(HELLO).stop == ["wl-1.1"]
+        with transaction(database) as session:
+            assert session.get_one(Machine, MACHINE).state == "joining"
+    machines.ready(ATTEND)
+    assert machines.register(HELLO).stop == []
