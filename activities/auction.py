@@ -1,10 +1,9 @@
 """The auction: a scan ranks the queue, regions bid, and one transaction for each workload awards (MAST 4.2, 4.3)."""
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import TypeAdapter
 from sqlalchemy import Engine, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
@@ -12,24 +11,23 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import gms.scan
-import rms.bid
 import rms.compare
+import rms.region
 from activities import on_demand, slots, snapshots
+from activities.bids import BID, Bidder, region_bid
 from activities.workloads import change_phase
 from domain.phases import QUEUED_PHASES, Phase
-from domain.priority import LOWEST_LEVEL
 from domain.protocol import (
     Activity,
     AwardRequest,
     AwardResult,
-    BidRequest,
     DryRunRequest,
     DryRunResult,
     MailKind,
     ScanTicket,
 )
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan, QueuedWorkload, RegionSnapshot
+from domain.scheduling import Bid, JobRequest, Plan, QueuedWorkload
 from domain.spec import WorkloadSpec
 from infra.bootstrap import PAUSED
 from infra.config import Settings
@@ -37,66 +35,15 @@ from infra.db import outbox
 from infra.db.models import Attempt, Eviction, Publication, Region, RegionBid, Setting, Waiting, Workload
 from infra.db.session import transaction
 
-_BID = TypeAdapter(Bid)
 DRY_RUN_ID = "~dry-run"
 """Sorts after every id, so that ties go to workloads that exist."""
+_TRIES = 3
+"""How often a workload's plan may turn out stale before the next tick tries it again."""
 
 
 def regions(session: Session) -> list[str]:
     """All regions, by name."""
     return list(session.scalars(select(Region.name).order_by(Region.name)))
-
-
-def region_bid(
-    session: Session,
-    snapshot: RegionSnapshot,
-    spec: WorkloadSpec,
-    request: PlacementRequest,
-    *,
-    ignore_data: bool = False,
-) -> Bid:
-    """One region's answer for one workload: whether it may run there, the data is there, and a plan (MAST 4.3)."""
-    region = snapshot.region
-    if not spec.allows_region(region):
-        return Bid(request.workload, region, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": region}),))
-    answer = rms.bid.bid(snapshot, request)
-    missing = [t for t, where in snapshots.ready_replicas(session, spec.tables).items() if region not in where]
-    if not missing or ignore_data:
-        return answer
-    no_hardware = tuple(r for r in answer.reasons if r.code is ReasonCode.NO_HARDWARE)
-    absent = tuple(Reason(ReasonCode.DATA_NOT_HERE, {"region": region, "table": t}) for t in sorted(missing))
-    return Bid(request.workload, region, None, (*no_hardware, *absent))
-
-
-class RegionActivities:
-    """What a region's RMS processes do in an auction. They touch nothing but their own bids."""
-
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine = engine
-        self._settings = settings
-
-    @activity.defn(name=Activity.BID.value)
-    def bid(self, request: BidRequest) -> int:
-        """Bids on a batch, each workload against the same snapshot; the number of plans found."""
-        rows: list[dict[str, Any]] = []
-        plans = 0
-        with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            queue = snapshots.published_queue(session)
-            items = {item["id"]: item for item in queue.get("items", [])}
-            snapshot = snapshots.region_snapshot(
-                session, request.region, queue.get("placed", {}), self._settings.scheduler
-            )
-            for workload in session.scalars(select(Workload).where(Workload.id.in_(request.workloads))):
-                spec = WorkloadSpec.model_validate(workload.spec)
-                asked = snapshots.placement_request(session, workload.id, items.get(workload.id), spec)
-                answer = region_bid(session, snapshot, spec, asked)
-                plans += answer.plan is not None
-                body = json.loads(_BID.dump_json(answer))
-                rows.append({"scan": request.scan, "region": request.region, "workload": workload.id, "body": body})
-        with transaction(self._engine) as session:
-            if rows:
-                session.execute(insert(RegionBid).on_conflict_do_nothing(), rows)
-        return plans
 
 
 class AuctionActivities:
@@ -105,6 +52,7 @@ class AuctionActivities:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
+        self._bidder = Bidder(engine, settings)
 
     @activity.defn(name=Activity.SCAN.value)
     def scan(self, _: None = None) -> ScanTicket:
@@ -157,60 +105,57 @@ class AuctionActivities:
         """
         with transaction(self._engine) as session:
             bids: dict[str, list[Bid]] = {w: [] for w in request.workloads}
-            for row in session.scalars(select(RegionBid).where(RegionBid.scan == request.scan)):
-                if row.workload in bids:
-                    bids[row.workload].append(_BID.validate_python(row.body))
+            for row in session.scalars(
+                select(RegionBid).where(RegionBid.scan == request.scan, RegionBid.workload.in_(request.workloads))
+            ):
+                bids[row.workload].append(BID.validate_python(row.body))
             queue = snapshots.published_queue(session)
-        items = {item["id"]: item for item in queue.get("items", [])}
-        ranks = queue.get("placed", {})
         result = AwardResult(awarded=0, waiting=0, rebids=0)
         changed: set[str] = set()
         for workload in request.workloads:
+            item = queue.items.get(workload)
             answers = {b.region: b for b in bids[workload]}
             for region in request.unreachable:
                 detail = {"region": region, "waited_s": request.waited_s}
                 answers[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
             stale = {r for r, b in answers.items() if b.plan is not None and r in changed}
-            for _ in range(3):
+            for _ in range(_TRIES):
                 for region in sorted(stale):
-                    answers[region] = self._bid_again(workload, region, items.get(workload), ranks)
+                    answers.pop(region)
+                    answers.update((b.region, b) for b in self._bidder.bids(region, [workload], queue))
                     result.rebids += 1
                 best = rms.compare.best([b.plan for b in answers.values() if b.plan is not None])
                 if best is None:
-                    self._explain_waiting(workload, answers, items.get(workload), ranks)
+                    self._explain_waiting(workload, answers, queue, request.unreachable)
                     result.waiting += 1
                     break
                 try:
-                    won = self._award_one(best, items.get(workload), ranks)
+                    won = self._award_one(best, answers[best.region].victim_attempts, item, queue.placed)
                 except (slots.StalePlan, IntegrityError):
                     stale = {best.region}
                     continue
                 if won:
                     changed.add(best.region)
-                    ranks[workload] = items[workload]["rank"] if workload in items else LOWEST_LEVEL
                     result.awarded += 1
                 break
             else:
                 region = next(iter(stale))
                 conflict = Bid(workload, region, None, (Reason(ReasonCode.AWARD_CONFLICT, {"region": region}),))
-                self._explain_waiting(workload, {**answers, region: conflict}, items.get(workload), ranks)
+                self._explain_waiting(workload, {**answers, region: conflict}, queue, request.unreachable)
                 result.waiting += 1
                 with transaction(self._engine) as session:
                     outbox.wake_scheduler(session)
         return result
 
-    def _bid_again(self, workload: str, region: str, item: dict[str, Any] | None, ranks: dict[str, int]) -> Bid:
-        with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            row = session.get_one(Workload, workload)
-            spec = WorkloadSpec.model_validate(row.spec)
-            snapshot = snapshots.region_snapshot(session, region, ranks, self._settings.scheduler)
-            return region_bid(session, snapshot, spec, snapshots.placement_request(session, workload, item, spec))
-
-    def _award_one(self, plan: Plan, item: dict[str, Any] | None, ranks: dict[str, int]) -> bool:
+    def _award_one(
+        self, plan: Plan, victims: Mapping[str, int], item: Mapping[str, Any] | None, ranks: Mapping[str, int]
+    ) -> bool:
         """The one transaction: checks that the plan's facts still hold and takes the slots. False: no longer queued.
 
+        `victims` are the plan's, each with the attempt that it is about; `ranks` are those of placed workloads.
+
         Raises:
-            StalePlan: they do not hold any more.
+            StalePlan: the facts do not hold any more.
         """
         with transaction(self._engine) as session:
             rows = {
@@ -225,25 +170,28 @@ class AuctionActivities:
             row = rows.get(plan.workload)
             if row is None or Phase(row.phase) not in QUEUED_PHASES or row.held_by is not None:
                 return False
-            victims = {v: self._check_victim(session, rows.get(v), plan) for v in plan.victims}
+            attempts = {v: self._check_victim(session, plan, rows.get(v), victims.get(v)) for v in plan.victims}
+            if snapshots.evictors(session, [row.id])[row.id] & set(plan.victims):
+                raise slots.StalePlan(f"a victim of {plan.workload} has evicted it meanwhile")
             spec = WorkloadSpec.model_validate(row.spec)
             requests = spec.requests()
             row.attempt += 1
             row.region = plan.region
-            session.add(self._attempt(row, plan, requests, item))
+            own = self._attempt(row, plan, requests, snapshots.rank_of_queued(item))
+            session.add(own)
             session.flush()
-            for victim, attempt in victims.items():
+            for victim, attempt in attempts.items():
                 session.add(
                     Eviction(evictor=row.id, evictor_attempt=row.attempt, victim=victim, victim_attempt=attempt.attempt)
                 )
-            ready = slots.take(
-                session, row.id, row.attempt, requests, plan.jobs, {v: a.attempt for v, a in victims.items()}
-            )
-            self._commit(session, row, plan, victims, ready, item, ranks)
+            taken_from = {v: a.attempt for v, a in attempts.items()}
+            ready = slots.take(session, row.id, row.attempt, requests, plan.jobs, taken_from)
+            own.ready_at = func.clock_timestamp() if ready else None
+            self._tell(session, row, plan, ready, own.plan["rank"], attempts, ranks)
         return True
 
     @staticmethod
-    def _attempt(row: Workload, plan: Plan, requests: tuple[JobRequest, ...], item: dict[str, Any] | None) -> Attempt:
+    def _attempt(row: Workload, plan: Plan, requests: tuple[JobRequest, ...], rank: int) -> Attempt:
         gpu_types: dict[str, int] = {}
         for request, job in zip(requests, plan.jobs, strict=True):
             if job.gpu_type is not None and request.gpus:
@@ -258,7 +206,7 @@ class AuctionActivities:
                     for j in plan.jobs
                 ],
                 "victims": list(plan.victims),
-                "rank": item["rank"] if item else None,
+                "rank": rank,
                 "lost_gpu_s": plan.quality.lost_gpu_s,
             },
             awarded_at=func.clock_timestamp(),
@@ -267,67 +215,77 @@ class AuctionActivities:
         )
 
     @staticmethod
-    def _check_victim(session: Session, row: Workload | None, plan: Plan) -> Attempt:
-        attempt = session.get(Attempt, (row.id, row.attempt), with_for_update=True) if row is not None else None
+    def _check_victim(session: Session, plan: Plan, row: Workload | None, number: int | None) -> Attempt:
+        # Read without a lock: the workload's own, which is held, keeps all that is asked here as it is.
+        attempt = session.get(Attempt, (row.id, row.attempt)) if row is not None and row.attempt == number else None
         if attempt is None or attempt.released_at is not None or attempt.evicting_since is not None:
             raise slots.StalePlan(f"a victim of {plan.workload} is gone")
         return attempt
 
-    def _commit(
-        self,
+    @staticmethod
+    def _tell(
         session: Session,
         row: Workload,
         plan: Plan,
-        victims: dict[str, Attempt],
         ready: bool,
-        item: dict[str, Any] | None,
-        ranks: dict[str, int],
+        rank: int,
+        victims: Mapping[str, Attempt],
+        ranks: Mapping[str, int],
     ) -> None:
         """The rest of the award: the phase, who is told, and why nobody waits for it any more."""
-        rank = item["rank"] if item else None
         for victim, attempt in victims.items():
             attempt.evicting_since = func.clock_timestamp()
             attempt.evictor = row.id
-            detail = {"evictor": row.id, "evictor_rank": rank, "rank": ranks.get(victim)}
+            detail = {"evictor": row.id, "evictor_rank": rank, "rank": snapshots.rank_of_placed(attempt, ranks)}
             outbox.mail(session, victim, MailKind.EVICT, attempt.attempt, **detail)
-        own = session.get_one(Attempt, (row.id, row.attempt))
         machines = sorted({m for job in plan.jobs for m, _ in job.machines})
         detail = {"region": plan.region, "machines": len(machines), "victims": len(plan.victims)}
         reason = Reason(ReasonCode.AWARDED, detail)
         if not ready:
             reason = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": list(plan.victims), "region": plan.region})
-        else:
-            own.ready_at = func.clock_timestamp()
         change_phase(
             session, row, Phase.PLACING, reason.to_json(), machines=machines, victims=list(plan.victims), rank=rank
         )
         session.execute(delete(Waiting).where(Waiting.workload == row.id))
-        outbox.mail(session, row.id, MailKind.AWARDED, row.attempt, ready=ready, region=plan.region)
+        outbox.mail(session, row.id, MailKind.AWARDED, row.attempt, ready=ready, region=plan.region, rank=rank)
 
     def _explain_waiting(
-        self, workload: str, answers: dict[str, Bid], item: dict[str, Any] | None, ranks: dict[str, int]
+        self, workload: str, answers: Mapping[str, Bid], queue: snapshots.PublishedQueue, unreachable: Sequence[str]
     ) -> None:
         """Publishes why a workload waits; starts to bring its data near hardware where no region has both."""
+        item = queue.items.get(workload)
         reasons = [reason for _, bid in sorted(answers.items()) for reason in bid.reasons]
         if item and item["reason"]:
             reasons.insert(0, Reason.from_json(item["reason"]))
+        offers: list[Bid] | None = None
+        if on_demand.lacks_only_data(answers.values()):
+            offers = self._offers_without_data(workload, sorted(answers.keys() - set(unreachable)), queue, unreachable)
         with transaction(self._engine) as session:
-            row = session.get_one(Workload, workload)
-            if Phase(row.phase) not in QUEUED_PHASES:
+            row = session.get(Workload, workload, with_for_update=True)
+            if row is None or Phase(row.phase) not in QUEUED_PHASES:
                 return
-            spec = WorkloadSpec.model_validate(row.spec)
-            if on_demand.needs_data(spec, answers):
-                request = snapshots.placement_request(session, workload, item, spec)
-
-                def bid_without_data(region: str) -> Bid:
-                    snapshot = snapshots.region_snapshot(session, region, ranks, self._settings.scheduler)
-                    return region_bid(session, snapshot, spec, request, ignore_data=True)
-
-                reasons = on_demand.bring_data(session, row, spec, sorted(answers), bid_without_data) + reasons
+            if offers is not None:
+                spec = WorkloadSpec.model_validate(row.spec)
+                reasons = on_demand.bring_data(session, row, spec, offers) + reasons
             body = {"reasons": [r.to_json() for r in reasons]}
             found = session.get(Waiting, workload)
             if found is None or found.reasons != body:
                 session.merge(Waiting(workload=workload, reasons=body, at=func.now()))
+
+    def _offers_without_data(
+        self, workload: str, reachable: Sequence[str], queue: snapshots.PublishedQueue, unreachable: Sequence[str]
+    ) -> list[Bid] | None:
+        """The regions' answers as if its tables were there; None where no copy is wanted."""
+        with transaction(self._engine) as session:
+            row = session.get(Workload, workload)
+            if row is None:
+                return None
+            spec = WorkloadSpec.model_validate(row.spec)
+            if on_demand.may_be_placed_later(session, spec, unreachable):
+                return None
+            if on_demand.is_on_its_way(session, workload, spec.tables):
+                return []
+        return [b for r in reachable for b in self._bidder.bids(r, [workload], queue, ignore_data=True)]
 
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
@@ -338,12 +296,12 @@ class AuctionActivities:
             own = QueuedWorkload(DRY_RUN_ID, spec.tenant, snapshot.now_s, spec.requests(), spec.level)
             result = gms.scan.scan(replace(snapshot, pending=(*snapshot.pending, own)))
             ranked = next(r for r in result.queue if r.id == DRY_RUN_ID)
-            item = {"rank": ranked.rank, "gpu_types": ranked.gpu_types}
-            asked = snapshots.placement_request(session, DRY_RUN_ID, item, spec)
-            answers = []
-            for region in regions(session):
-                state = snapshots.region_snapshot(session, region, dict(result.placed_ranks), self._settings.scheduler)
-                answers.append(region_bid(session, state, spec, asked))
+            scheduler, ranks = self._settings.scheduler, dict(result.placed_ranks)
+            states = [snapshots.region_snapshot(session, region, ranks, scheduler) for region in regions(session)]
+            replicas = snapshots.ready_replicas(session, spec.tables)
+        item = {"rank": ranked.rank, "gpu_types": ranked.gpu_types}
+        asked = snapshots.placement_request(DRY_RUN_ID, item, spec)
+        answers = [region_bid(rms.region.Region.of(state), spec, asked, replicas) for state in states]
         reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
         best = rms.compare.best([b.plan for b in answers if b.plan is not None])
         out = DryRunResult(

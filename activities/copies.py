@@ -1,9 +1,13 @@
 """Bytes between regions: a moved workload's checkpoints, and replicas of tables."""
 
+import contextvars
 import json
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from sqlalchemy import Engine, func
+from sqlalchemy import Engine, func, update
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -18,10 +22,36 @@ from infra.objects.store import MissingObject, ObjectStore, open_store
 
 MANIFEST = "manifest.json"
 FENCE = "fence"
+_SHOW_EVERY_S = 1.0
+"""How often a table's copied bytes are written down for people to see."""
 
 
-def _beat(done_bytes: int, total_bytes: int) -> None:
-    activity.heartbeat(done_bytes, total_bytes)
+_Progress = Callable[[int, int], None]
+_BEAT_S = 5.0
+
+
+@contextmanager
+def _beating() -> Iterator[_Progress]:
+    """Heartbeats with the bytes last told, also while one object takes long: it may have many gigabytes."""
+    told: tuple[int, ...] = ()
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT_S):
+            activity.heartbeat(*told)
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told
+        told = (done_bytes, total_bytes)
+        activity.heartbeat(*told)
+
+    beater = threading.Thread(target=contextvars.copy_context().run, args=(beat,), daemon=True)
+    beater.start()
+    try:
+        yield progress
+    finally:
+        done.set()
+        beater.join()
 
 
 class CopyActivities:
@@ -49,25 +79,32 @@ class CopyActivities:
             for info in source.list(prefix)
             if info.key.endswith(f"/{MANIFEST}") and info.key[len(prefix) :].startswith("step-")
         )
-        return sum(copy_prefix(source, target, folder, last=(MANIFEST,), progress=_beat) for folder in committed)
+        with _beating() as beat:
+            return sum(copy_prefix(source, target, folder, last=(MANIFEST,), progress=beat) for folder in committed)
 
     @activity.defn(name=Activity.COPY_TABLE.value)
     def copy_table(self, request: ReplicateTable) -> int:
         """Copies a table object by object, verifies it, and publishes the replica."""
         source, target = self._store(request.source_region), self._store(request.target_region)
-        shown_at = 0.0
+        shown_at = -_SHOW_EVERY_S
 
-        def progress(done_bytes: int, total_bytes: int) -> None:
+        def show(done_bytes: int) -> None:
             nonlocal shown_at
-            _beat(done_bytes, total_bytes)
-            if time.monotonic() - shown_at >= 1.0:
+            if time.monotonic() - shown_at >= _SHOW_EVERY_S:
                 shown_at = time.monotonic()
+                own = (Replica.data_table == request.table) & (Replica.region == request.target_region)
                 with transaction(self._engine) as session:
-                    row = session.get(Replica, (request.table, request.target_region))
-                    if row is not None:
-                        row.done_bytes = done_bytes
+                    session.execute(
+                        update(Replica).where(own, Replica.state == "copying").values(done_bytes=done_bytes)
+                    )
 
-        copied = copy_prefix(source, target, ids.table_prefix(request.table), progress=progress)
+        with _beating() as beat:
+
+            def progress(done_bytes: int, total_bytes: int) -> None:
+                beat(done_bytes, total_bytes)
+                show(done_bytes)
+
+            copied = copy_prefix(source, target, ids.table_prefix(request.table), progress=progress)
         with transaction(self._engine) as session:
             row = session.get(Replica, (request.table, request.target_region), with_for_update=True)
             table = session.get(Table, request.table)
@@ -98,7 +135,7 @@ def raise_fence(store: ObjectStore, prefix: str, attempt: int) -> None:
     key = prefix + FENCE
     try:
         known = int(json.loads(store.get(key))["attempt"])
-    except MissingObject:
-        known = 0
+    except (MissingObject, ValueError, KeyError, TypeError):
+        known = 0  # tasks can write here, too: what is no fence keeps nobody out
     if known < attempt:
         store.put(key, json.dumps({"attempt": attempt}).encode())

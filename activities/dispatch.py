@@ -1,19 +1,33 @@
-"""The outbox's other end: delivers mail to Temporal after the transaction that made it true, at least once."""
+"""The outbox's other end: delivers mail to Temporal after the transaction that made it true, at least once.
+
+One receiver's mail is delivered in order, and what cannot be delivered now holds back what follows it there, and
+nobody else's. A row that means nothing to anyone is set aside with an error in the log.
+"""
 
 import asyncio
 import logging
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, Text, case, cast, func, select, update
+from sqlalchemy.exc import DBAPIError
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol import Mail, ReplicateTable, WorkloadInput
+from domain.protocol import Mail, MailKind, ReplicateTable, WorkloadInput
+from domain.search_attributes import TENANT
 from infra.db.models import Outbox, Workload
 from infra.db.outbox import CHANNEL
 from infra.db.session import transaction
@@ -23,16 +37,44 @@ _BATCH = 200
 _AT_ONCE = 16
 _POLL_S = 2.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
+_REST_S = 1.0
+_LONGEST_REST_S = 60.0
+"""A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
+_AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
+_TENANT = SearchAttributeKey.for_keyword(TENANT)
+_RECEIVER = func.coalesce(Outbox.workload, case((Outbox.kind == "wake", "wake"), else_=cast(Outbox.id, Text)))
+"""Whose mail a row is: a workload's, the scheduler's, or one of a kind."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    id: int
+    receiver: str
+    kind: str
+    workload: str | None
+    body: dict[str, Any]
+
+
+@dataclass
+class _Rest:
+    until_s: float
+    """On the monotonic clock."""
+    length_s: float
+
+
+class _Undeliverable(Exception):
+    """A row that says nothing that could be delivered, now or ever."""
 
 
 class Dispatcher:
-    """Delivers mail. Several may run at once: each takes rows that no other has locked, in the order of their ids."""
+    """Delivers mail. Several may run at once: then one row may be delivered twice, which its receiver knows."""
 
     def __init__(self, engine: Engine, database_url: str, client: Client) -> None:
         self._engine = engine
         self._url = database_url
         self._client = client
         self._due = asyncio.Event()
+        self._resting: dict[str, _Rest] = {}
 
     async def run(self) -> None:
         """Runs until cancelled. Postgres or Temporal being away delays mail, and loses none."""
@@ -65,40 +107,60 @@ class Dispatcher:
 
     async def _deliver_batch(self) -> bool:
         """Delivers what is due; whether there may be more at once."""
-        rows = await asyncio.to_thread(self._claim)
-        if not rows:
-            return False
+        now_s = time.monotonic()
+        rows = await asyncio.to_thread(
+            self._claim, [who for who, rest in self._resting.items() if rest.until_s > now_s]
+        )
         gate = asyncio.Semaphore(_AT_ONCE)
-        by_target: dict[str, list[dict[str, Any]]] = {}
+        by_receiver: dict[str, list[_Row]] = {}
         for row in rows:
-            by_target.setdefault(row["workload"] or row["kind"], []).append(row)
+            by_receiver.setdefault(row.receiver, []).append(row)
         done: list[int] = []
 
-        async def target(mails: list[dict[str, Any]]) -> None:
-            """One receiver's mail, in order; what cannot be delivered now holds back what follows it."""
+        async def deliver_all(receiver: str, mails: list[_Row]) -> None:
             async with gate:
-                if mails[0]["kind"] == "wake":
-                    await self._wake()
-                    done.extend(m["id"] for m in mails)
+                if receiver == "wake":
+                    await self._wake()  # once for all of them
+                    done.extend(m.id for m in mails)
                     return
                 for mail in mails:
-                    await self._deliver(mail)
-                    done.append(mail["id"])
+                    try:
+                        await self._deliver(mail)
+                    except _Undeliverable as error:
+                        _log.error("outbox: row %d is set aside, nobody can take it: %s", mail.id, error)
+                    done.append(mail.id)
 
-        results = await asyncio.gather(*(target(m) for m in by_target.values()), return_exceptions=True)
+        results = await asyncio.gather(*(deliver_all(*r) for r in by_receiver.items()), return_exceptions=True)
         await asyncio.to_thread(self._mark, done)
-        errors = [r for r in results if isinstance(r, BaseException)]
-        if errors:
-            raise errors[0]
+        for receiver, failure in zip(by_receiver, results, strict=True):
+            self._note(receiver, failure)
         return len(rows) == _BATCH
 
-    def _claim(self) -> list[dict[str, Any]]:
-        """Due rows. Not locked while they are delivered: two dispatchers may deliver one twice, and receivers know."""
+    def _note(self, receiver: str, failure: BaseException | None) -> None:
+        """Lets a receiver rest that refused its mail.
+
+        Raises:
+            Exception: what failed is Temporal's or Postgres's being away, which is nobody's refusal.
+        """
+        if failure is None:
+            self._resting.pop(receiver, None)
+            return
+        away = failure.status in _AWAY if isinstance(failure, RPCError) else isinstance(failure, DBAPIError)
+        if away or not isinstance(failure, Exception):
+            raise failure
+        before = self._resting.get(receiver)
+        length_s = _REST_S if before is None else min(2 * before.length_s, _LONGEST_REST_S)
+        self._resting[receiver] = _Rest(time.monotonic() + length_s, length_s)
+        _log.warning("outbox: %s: %s; trying again in %.0f s", receiver, failure, length_s)
+
+    def _claim(self, resting: list[str]) -> list[_Row]:
+        """Due rows, oldest first. Not locked while they are delivered: no transaction lasts over a network call."""
         with transaction(self._engine) as session:
-            rows = session.scalars(
-                select(Outbox).where(Outbox.delivered_at.is_(None)).order_by(Outbox.id).limit(_BATCH)
-            )
-            return [{"id": r.id, "kind": r.kind, "workload": r.workload, "body": r.body} for r in rows]
+            due = select(Outbox, _RECEIVER).where(Outbox.delivered_at.is_(None))
+            if resting:
+                due = due.where(_RECEIVER.not_in(resting))
+            rows = session.execute(due.order_by(Outbox.id).limit(_BATCH))
+            return [_Row(row.id, receiver, row.kind, row.workload, row.body) for row, receiver in rows]
 
     def _mark(self, done: list[int]) -> None:
         if done:
@@ -115,16 +177,27 @@ class Dispatcher:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         )
 
-    async def _deliver(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "start":
-            await self._start(WorkloadInput(row["workload"], **row["body"]))
-        elif row["kind"] == "replicate":
-            await self._replicate(row["body"])
-        else:
-            await self._mail(row)
+    async def _deliver(self, row: _Row) -> None:
+        body = row.body
+        try:
+            if row.kind == "start" and row.workload is not None:
+                state = WorkloadInput(row.workload, **body)
+                deliver = self._start(state)
+            elif row.kind == "mail" and row.workload is not None:
+                mail = Mail(row.id, MailKind(body["kind"]).value, int(body["attempt"]), dict(body["detail"]))
+                deliver = self._mail(row.workload, mail)
+            elif row.kind == "replicate":
+                deliver = self._replicate(ReplicateTable(body["table"], body["source"], body["target"]))
+            else:
+                raise ValueError(f"kind {row.kind!r} for workload {row.workload!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _Undeliverable(f"{type(error).__name__}: {error}") from error
+        await deliver
 
     async def _start(self, state: WorkloadInput) -> None:
-        if await asyncio.to_thread(self._state, state.workload_id) is None:
+        """Starts a live workload's workflow, if it does not run."""
+        row = await asyncio.to_thread(self._live, state.workload_id)
+        if row is None:
             return
         try:
             await self._client.start_workflow(
@@ -133,35 +206,31 @@ class Dispatcher:
                 id=ids.workload_workflow_id(state.workload_id),
                 task_queue=ids.CONTROL_QUEUE,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                search_attributes=TypedSearchAttributes([SearchAttributePair(_TENANT, row.tenant)]),
             )
         except WorkflowAlreadyStartedError:
             return
 
-    def _state(self, workload: str) -> WorkloadInput | None:
-        """Where a workload is by what Postgres says; None: it has ended already."""
+    def _live(self, workload: str) -> Workload | None:
+        """A workload's row; None: it has ended already."""
         with transaction(self._engine) as session:
             row = session.get(Workload, workload)
-            if row is None or row.finished_at is not None:
-                return None
-            return WorkloadInput(workload_id=workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
+            return row if row is not None and row.finished_at is None else None
 
-    async def _mail(self, row: dict[str, Any]) -> None:
-        body = row["body"]
-        mail = Mail(id=row["id"], kind=body["kind"], attempt=body["attempt"], detail=body["detail"])
-        handle = self._client.get_workflow_handle(ids.workload_workflow_id(row["workload"]))
+    async def _mail(self, workload: str, mail: Mail) -> None:
+        handle = self._client.get_workflow_handle(ids.workload_workflow_id(workload))
         try:
             await handle.signal("mail", mail)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
-            state = await asyncio.to_thread(self._state, row["workload"])
-            if state is not None:
-                await self._start(state)
+            row = await asyncio.to_thread(self._live, workload)
+            if row is not None:
+                await self._start(WorkloadInput(workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES))
                 await handle.signal("mail", mail)
 
-    async def _replicate(self, body: dict[str, Any]) -> None:
-        request = ReplicateTable(body["table"], body["source"], body["target"])
+    async def _replicate(self, request: ReplicateTable) -> None:
         try:
             await self._client.start_workflow(
                 "ReplicaWorkflow",

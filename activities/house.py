@@ -1,13 +1,15 @@
 """Housekeeping: progress out of heartbeats, hung gangs, workflows that are gone, and what was kept long enough."""
 
 import asyncio
-from datetime import UTC, datetime
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Engine, delete, func, select, text
+from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
-from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
@@ -17,17 +19,21 @@ from activities.workloads import set_progress
 from domain import ids
 from domain.phases import PLACED_PHASES, Phase
 from domain.protocol import Activity, MailKind, NodeHeartbeat, TaskProgress
+from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.models import Attempt, Audit, Event, Outbox, Region, Workload
 from infra.db.session import transaction
-from infra.objects.store import open_store
+from infra.objects.store import ObjectStore, open_store
 
+_log = logging.getLogger(__name__)
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
 _STUCK_S = 30.0
 """A live workload whose workflow is not there is given this long after its last change: its start may be on its way."""
+_EXPIRED_AT_ONCE = 1000
+_KEEP_MAIL_S = 3600.0
 
 
 class HouseActivities:
@@ -41,19 +47,16 @@ class HouseActivities:
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
         """Reads the progress of placed workloads from their nodes' heartbeats; returns the seconds to rest."""
-        placed = await asyncio.to_thread(self._placed)
-        gate = asyncio.Semaphore(_AT_ONCE)
+        attempts = dict(await asyncio.to_thread(self._placed))
 
-        async def one(workload: str, attempt: int) -> None:
-            async with gate:
-                found = await self._describe(workload)
-                activity.heartbeat(workload)
+        async def one(workload: str) -> None:
+            found = await self._describe(workload)
             beats = _heartbeats(found.pending_activities) if found is not None else []
             progress = [p for beat in beats for p in beat.progress]
             if progress:
-                await asyncio.to_thread(self._take, workload, attempt, progress)
+                await asyncio.to_thread(self._take, workload, attempts[workload], progress)
 
-        await asyncio.gather(*(one(w, a) for w, a in placed))
+        await _for_each(attempts, one)
         return self._settings.lifecycle.collect_interval_s
 
     def _placed(self) -> list[tuple[str, int]]:
@@ -63,7 +66,7 @@ class HouseActivities:
                 .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
                 .order_by(Workload.id)
             )
-            return [(w, a) for w, a in rows.tuples()]
+            return [(w, a) for w, a in rows]
 
     async def _describe(self, workload: str) -> DescribeWorkflowExecutionResponse | None:
         try:
@@ -99,25 +102,34 @@ class HouseActivities:
                 return
             now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
             silent_s = now.timestamp() - max([*heard, own.started_at.timestamp()])
-            if silent_s > limit_s:
-                detail = {"silent_s": round(silent_s, 1), "limit_s": limit_s}
+            if silent_s <= limit_s:
+                return
+            detail = {"silent_s": round(silent_s, 1), "limit_s": limit_s}
+            told = events.record(
+                session,
+                "workload.hung",
+                tenant=row.tenant,
+                workload=workload,
+                attempt=attempt,
+                region=row.region,
+                reason=Reason(ReasonCode.NO_PROGRESS, detail),
+                dedup=f"{attempt}:hung",
+            )
+            if told:  # once: not in every round until the workflow has dealt with it
                 outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
         """Starts anew the workflows of live workloads that are gone: terminated, or lost with Temporal's state."""
         live = await asyncio.to_thread(self._unstarted)
-        gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(workload: str) -> None:
-            async with gate:
-                found = await self._describe(workload)
-                activity.heartbeat(workload)
+            found = await self._describe(workload)
             running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
             if found is None or found.workflow_execution_info.status != running:
                 await asyncio.to_thread(self._start_again, workload)
 
-        await asyncio.gather(*(one(w) for w in live))
+        await _for_each(live, one)
         return 0.0
 
     def _unstarted(self) -> list[str]:
@@ -128,7 +140,7 @@ class HouseActivities:
             rows = session.scalars(
                 select(Workload.id)
                 .where(Workload.finished_at.is_(None), Workload.id.not_in(due))
-                .where(newest < func.now() - func.make_interval(0, 0, 0, 0, 0, 0, _STUCK_S))
+                .where(func.coalesce(newest, Workload.submitted_at) < _ago(_STUCK_S))
                 .order_by(Workload.id)
             )
             return list(rows)
@@ -141,31 +153,58 @@ class HouseActivities:
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, old records, and delivered mail."""
+        """Deletes logs and checkpoints of workloads that finished long ago, old records, and delivered mail.
+
+        A workload's records outlive its objects, and events outlive the workload that they are about.
+        """
         lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
-            buckets = {r.name: r.bucket_url for r in session.scalars(select(Region))}
+            buckets = session.scalars(select(Region.bucket_url).order_by(Region.name)).all()
             old = session.scalars(
                 select(Workload.id)
                 .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
                 .order_by(Workload.id)
-                .limit(1000)
+                .limit(_EXPIRED_AT_ONCE)
             ).all()
         for workload in old:
             activity.heartbeat(workload)
-            for url in buckets.values():
-                store = open_store(url)
-                for prefix in (f"checkpoints/{workload}/", f"logs/{workload}/", f"launches/{workload}/"):
-                    for info in list(store.list(prefix)):
-                        store.delete(info.key)
+            try:
+                for url in buckets:
+                    _delete_objects(open_store(url), workload)
+            except Exception as error:  # its bucket's own kind; the others' turn comes all the same
+                _log.warning("objects of %s cannot be deleted now: %s", workload, error)
+                continue
             with transaction(self._engine) as session:
-                session.get_one(Workload, workload).expired_at = datetime.now(UTC)
+                session.execute(update(Workload).where(Workload.id == workload).values(expired_at=func.now()))
         with transaction(self._engine) as session:
-            session.execute(delete(Workload).where(Workload.finished_at < _ago(lifecycle.keep_records_s)))
-            session.execute(delete(Event).where(Event.at < _ago(lifecycle.keep_records_s)))
-            session.execute(delete(Audit).where(Audit.at < _ago(lifecycle.keep_records_s)))
-            session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(3600.0)))
+            long_ago = _ago(lifecycle.keep_records_s)
+            session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))
+            known = exists().where(Workload.id == Event.workload)
+            session.execute(delete(Event).where(Event.at < long_ago, ~known))
+            session.execute(delete(Audit).where(Audit.at < long_ago))
+            session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
         return 0.0
+
+
+async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
+    """Does `one` for each workload, several at once. What fails for one is told after all have had their turn."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(workload: str) -> None:
+        async with gate:
+            await one(workload)
+        activity.heartbeat(workload)
+
+    results = await asyncio.gather(*(in_turn(w) for w in workloads), return_exceptions=True)
+    for failure in results:
+        if isinstance(failure, BaseException):
+            raise failure
+
+
+def _delete_objects(store: ObjectStore, workload: str) -> None:
+    for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
+        for info in list(store.list(prefix)):
+            store.delete(info.key)
 
 
 def _ago(seconds: float) -> Any:
@@ -177,7 +216,8 @@ def _heartbeats(pending: Any) -> list[NodeHeartbeat]:
     out = []
     info: PendingActivityInfo
     for info in pending:
-        if info.activity_type.name != Activity.RUN_NODE.value:
+        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # an earlier attempt's
+        if info.activity_type.name != Activity.RUN_NODE.value or given_up:
             continue
         for payload in info.heartbeat_details.payloads[:1]:
             try:

@@ -46,8 +46,8 @@ class LaunchActivities:
             checkpoint_region = row.checkpoint_region
         store = open_store(region.bucket_url)
         launch = self._describe(request, spec, region.name, store, allocations, machines, sealed)
-        if body is not None and spec.workdir is not None and store.size(ids.archive_key(spec.workdir)) != len(body):
-            store.put(ids.archive_key(spec.workdir), body)
+        if spec.workdir is not None:
+            self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
         store.put(key, launch.model_dump_json().encode())
         leads: dict[str, list[str]] = defaultdict(list)
@@ -68,6 +68,15 @@ class LaunchActivities:
             node_lost_after_s=lifecycle.node_lost_after_s,
         )
 
+    @staticmethod
+    def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None) -> None:
+        """Puts the archive into the bucket, unless it is there."""
+        there = store.size(ids.archive_key(sha256))
+        if body is None and there is None:
+            raise ApplicationError(f"the uploaded archive {sha256} is not there any more", type="MissingArchive")
+        if body is not None and there != len(body):
+            store.put(ids.archive_key(sha256), body)
+
     @activity.defn(name=Activity.STAGED_HERE.value)
     def staged_here(self, request: StageRequest) -> None:
         """From now on the newest checkpoint of the workload is in the region of this attempt."""
@@ -83,7 +92,7 @@ class LaunchActivities:
             .join(Machine, Machine.id == Allocation.machine)
             .where(Allocation.workload == request.workload_id, Allocation.attempt == request.attempt)
             .order_by(*(getattr(Machine, column) for column in _LATENCY_ORDER))
-        ).tuples()
+        )
         found = list(rows)
         if not found:
             message = f"attempt {request.attempt} of {request.workload_id} holds nothing"

@@ -2,13 +2,14 @@
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from domain.protocol import Activity, Attend, Hello, MailKind, Welcome
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import MAX_SLOTS, Allocation, Attempt, Cluster, Machine, Region
+from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region
 from infra.db.session import transaction
 
 
@@ -25,7 +26,8 @@ class MachineActivities:
 
         A machine that comes back after a boot has lost its tasks: their gangs are told. One that comes back after it
         was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
-        that it is gone, and will not stop their tasks there.
+        that it is gone, and will not stop their tasks there. One that became smaller than what is held on it takes no
+        work, and is asked again, until enough of that has ended.
         """
         if not 0 <= hello.gpus <= MAX_SLOTS:
             message = f"machine {hello.machine}: gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}"
@@ -36,33 +38,31 @@ class MachineActivities:
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
             rebooted = row is not None and row.incarnation != hello.incarnation
-            given_up = row is not None and row.state != "ready"
             if row is None:
                 row = Machine(
-                    id=hello.machine, held=0, promised=0, failed_gangs=0, free_cpus_milli=hello.cpus_milli,
-                    free_memory_bytes=hello.memory_bytes, cpus_milli=hello.cpus_milli,
-                    memory_bytes=hello.memory_bytes, gpus=hello.gpus, draining=False,
+                    id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
+                    free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False,
                 )  # fmt: skip
                 session.add(row)
-            else:
-                row.free_cpus_milli += hello.cpus_milli - row.cpus_milli
-                row.free_memory_bytes += hello.memory_bytes - row.memory_bytes
-                row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
-            if rebooted or row.state != "ready":
+            # Kept until it is ready again, so that a registration that is carried out again finds the same.
+            given_up = rebooted or row.lost_at is not None
+            if given_up and row.lost_at is None:
+                row.lost_at = func.now()
+            fits = _resize(row, hello)
+            if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
             session.flush()
-            live = session.execute(
-                select(Allocation.workload, Allocation.attempt)
-                .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
-                .where(Allocation.machine == hello.machine, Allocation.released_at.is_(None))
-                .order_by(Allocation.workload)
-            ).all()
+            live = _live(session, hello.machine)
             expected = set() if given_up else {f"{workload}.{attempt}" for workload, attempt in live}
             if rebooted:
                 for workload, attempt in live:
                     outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=hello.machine)
+        if not fits:
+            message = f"machine {hello.machine} has {hello.gpus} GPUs, {hello.cpus_milli} thousandths of a core and"
+            message += f" {hello.memory_bytes} bytes of memory, and more is held there; it waits until that has ended"
+            raise ApplicationError(message, type="MachineShrunk")
         lifecycle = self._settings.lifecycle
         return Welcome(
             stop=sorted(set(hello.runs) - expected),
@@ -90,9 +90,26 @@ class MachineActivities:
                 return
             row.state, row.lost_at = "lost", func.now()
             events.record(session, "machine.lost", region=row.region, machine=row.id)
-            for workload, attempt in session.execute(
-                select(Allocation.workload, Allocation.attempt).where(
-                    Allocation.machine == row.id, Allocation.released_at.is_(None)
-                )
-            ).all():
+            for workload, attempt in _live(session, row.id):
                 outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=row.id)
+
+
+def _live(session: Session, machine: str) -> list[tuple[str, int]]:
+    """The attempts that hold something on a machine, or were promised it."""
+    rows = session.execute(
+        select(Allocation.workload, Allocation.attempt)
+        .where(Allocation.machine == machine, Allocation.released_at.is_(None))
+        .order_by(Allocation.workload)
+    )
+    return list(rows)
+
+
+def _resize(row: Machine, hello: Hello) -> bool:
+    """Gives a locked machine the capacity that it says it has; False, and nothing, where more than that is held."""
+    free_cpus_milli = row.free_cpus_milli + hello.cpus_milli - row.cpus_milli
+    free_memory_bytes = row.free_memory_bytes + hello.memory_bytes - row.memory_bytes
+    if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:
+        return False
+    row.free_cpus_milli, row.free_memory_bytes = free_cpus_milli, free_memory_bytes
+    row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
+    return True

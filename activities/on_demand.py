@@ -1,10 +1,12 @@
 """Bringing data near hardware where no region has both (MAST 3.1, 4.3): which region, and starting the copy."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from activities.snapshots import ready_replicas
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
@@ -14,63 +16,82 @@ from infra.db.models import Replica, Table, Workload
 _NOT_ABOUT_DATA = frozenset({ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE})
 
 
-def needs_data(spec: WorkloadSpec, answers: dict[str, Bid]) -> bool:
-    """Whether no region that may run it has both its tables and the hardware types."""
-    if not spec.tables:
-        return False
-    for bid in answers.values():
-        codes = {r.code for r in bid.reasons}
-        if not codes & (_NOT_ABOUT_DATA | {ReasonCode.DATA_NOT_HERE}):
-            return False
-    return True
+def lacks_only_data(answers: Iterable[Bid]) -> bool:
+    """Whether some region could run it if its tables were there, and none that answered has both."""
+    codes = [{r.code for r in bid.reasons} for bid in answers]
+    return any(ReasonCode.DATA_NOT_HERE in c and not c & _NOT_ABOUT_DATA for c in codes) and all(
+        c & (_NOT_ABOUT_DATA | {ReasonCode.DATA_NOT_HERE}) for c in codes
+    )
 
 
-def bring_data(
-    session: Session, workload: Workload, spec: WorkloadSpec, regions: list[str], bid: Callable[[str], Bid]
-) -> list[Reason]:
+def may_be_placed_later(session: Session, spec: WorkloadSpec, unreachable: Iterable[str]) -> bool:
+    """Whether a region that did not answer has its tables: it may well have the hardware, too."""
+    replicas = ready_replicas(session, spec.tables)
+    return any(spec.allows_region(r) and all(r in replicas[t] for t in spec.tables) for r in unreachable)
+
+
+def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
+    """Whether a copy that was started for this workload is not complete yet."""
+    return any(r.requested_by == workload for r in _copying(session, tables))
+
+
+def bring_data(session: Session, workload: Workload, spec: WorkloadSpec, offers: Sequence[Bid]) -> list[Reason]:
     """Starts copies of the missing tables to the region that could start the workload soonest, once.
 
-    Soonest is the best plan by the order of criteria; where none could start now, the region that can place the most
-    of it. `bid` answers for a region as if the data were there. The reasons say what is being copied.
+    `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
+    being copied already; then the best plan by the order of criteria; where none could start now, the region that can
+    place the most of it. The reasons say what is being copied.
     """
-    copying = session.scalars(
-        select(Replica)
-        .where(Replica.data_table.in_(spec.tables), Replica.state == "copying")
-        .order_by(Replica.data_table, Replica.region)
-    ).all()
-    for target in sorted({r.region for r in copying if r.requested_by == workload.id}):
-        return [_progress(session, r) for r in copying if r.region == target]
-    answers = [b for b in map(bid, regions) if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
-    if not answers:
+    copying = _copying(session, spec.tables)
+    for region in sorted({r.region for r in copying if r.requested_by == workload.id}):
+        return [_progress(session, r) for r in copying if r.region == region]
+    able = [b for b in offers if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
+    if not able:
         return []
-    target = min(answers, key=_soonest).region
+    there: dict[str, set[str]] = defaultdict(set)
+    for replica in session.scalars(select(Replica).where(Replica.data_table.in_(spec.tables))):
+        there[replica.region].add(replica.data_table)
+    target = min(able, key=lambda b: (not there[b.region].issuperset(spec.tables), _soonest(b))).region
     out = []
     for table in sorted(spec.tables):
-        row = session.get(Replica, (table, target))
-        if row is not None and row.state == "ready":
-            continue
+        row = session.get(Replica, (table, target)) or _start(session, workload, table, target)
         if row is None:
-            source = _source(session, table)
-            if source is None:
-                out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))
-                continue
-            row = Replica(
-                data_table=table, region=target, state="copying", source_region=source, requested_by=workload.id,
-                done_bytes=0,
-            )  # fmt: skip
-            session.add(row)
-            session.flush()
-            outbox.replicate(session, table, source, target)
-            events.record(
-                session,
-                "replica.copying",
-                tenant=workload.tenant,
-                workload=workload.id,
-                region=target,
-                detail={"table": table, "source": source},
-            )
-        out.append(_progress(session, row))
+            out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))
+        elif row.state != "ready":
+            out.append(_progress(session, row))
     return out
+
+
+def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
+    return session.scalars(
+        select(Replica)
+        .where(Replica.data_table.in_(tables), Replica.state == "copying")
+        .order_by(Replica.data_table, Replica.region)
+    ).all()
+
+
+def _start(session: Session, workload: Workload, table: str, target: str) -> Replica | None:
+    """Starts a copy; None where there is nothing to copy from. One that others started meanwhile is found."""
+    known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
+    row = session.get(Replica, (table, target))
+    source = _source(session, known) if known is not None else None
+    if row is not None or source is None:
+        return row
+    row = Replica(
+        data_table=table, region=target, state="copying", source_region=source, requested_by=workload.id, done_bytes=0
+    )
+    session.add(row)
+    session.flush()
+    outbox.replicate(session, table, source, target)
+    events.record(
+        session,
+        "replica.copying",
+        tenant=workload.tenant,
+        workload=workload.id,
+        region=target,
+        detail={"table": table, "source": source},
+    )
+    return row
 
 
 def _soonest(bid: Bid) -> tuple[object, ...]:
@@ -81,13 +102,10 @@ def _soonest(bid: Bid) -> tuple[object, ...]:
     return (1, (lacking, bid.region))
 
 
-def _source(session: Session, table: str) -> str | None:
+def _source(session: Session, table: Table) -> str | None:
     """The home region if its copy is complete, else the first region with a complete one."""
-    home = session.get_one(Table, table).home_region
-    ready = session.scalars(
-        select(Replica.region).where(Replica.data_table == table, Replica.state == "ready").order_by(Replica.region)
-    ).all()
-    return home if home in ready else next(iter(ready), None)
+    ready = ready_replicas(session, [table.name])[table.name]
+    return table.home_region if table.home_region in ready else min(ready, default=None)
 
 
 def _progress(session: Session, replica: Replica) -> Reason:

@@ -13,7 +13,8 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.worker import Worker
 
-from activities.auction import AuctionActivities, RegionActivities
+from activities.auction import AuctionActivities
+from activities.bids import RegionActivities
 from activities.copies import CopyActivities
 from activities.dispatch import Dispatcher
 from activities.house import HouseActivities
@@ -127,14 +128,16 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     if client is None:
         return
     async with AsyncExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
         if "control" in roles:
+            threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await register(client)
             await stack.enter_async_context(control_worker(client, engine, settings, threads))
             await start_singletons(client)
             dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
             stack.callback(dispatcher.cancel)
         for region in regions if "region" in roles else ():
+            # Threads of its own: copies that take hours must not keep others from their turn.
+            threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await stack.enter_async_context(region_worker(client, region, engine, settings, threads))
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()

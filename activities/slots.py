@@ -1,7 +1,12 @@
 """Taking and handing over slots, CPUs and memory: the only code that writes allocations.
 
 The allocation guard in the database keeps the machines' masks and refuses overlaps; here is who gets which slot. All
-functions run in the caller's transaction and lock machines in the order of their ids.
+functions run in the caller's transaction, which is READ COMMITTED: what they decide by is read after its lock is held.
+
+Locks are taken in one order everywhere, so that nobody waits in a circle: workloads by id, machines by id, allocations
+(only ever written under the lock of their machine), attempts (of successors by id, then one's own). Whoever holds an
+attempt's lock asks for no machine or workload any more. A workload's lock guards its phase, its attempt's number, and
+which attempt is released or evicted; an attempt's lock guards what is reported of it and when it is ready.
 """
 
 from collections.abc import Iterable, Mapping
@@ -159,10 +164,10 @@ def _given_up(session: Session, machine: str, victims: Mapping[str, int]) -> _Gi
     return out
 
 
-def release(session: Session, workload: str, attempt: int) -> None:
+def release(session: Session, workload: str, attempt: int) -> list[str]:
     """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
 
-    Tells each successor that now holds everything (`slots_ready`).
+    Tells each successor that now holds everything (`slots_ready`). Returns the machines, sorted.
     """
     own = session.scalars(
         select(Allocation)
@@ -181,6 +186,7 @@ def release(session: Session, workload: str, attempt: int) -> None:
             served.add((successor.workload, successor.attempt))
     for heir, heir_attempt in sorted(served):
         _tell_if_ready(session, heir, heir_attempt)
+    return [row.machine for row in own]
 
 
 def _successors(session: Session, given: Allocation) -> list[Allocation]:

@@ -1,6 +1,8 @@
 """What Postgres knows, as the decision packages take it. All read in the caller's transaction: at one moment."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -77,7 +79,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings) -> QueueSnapsh
             .join(Attempt, Attempt.workload == Workload.id)
             .where(Attempt.released_at.is_(None))
             .order_by(Workload.id)
-        ).tuples()
+        )
     )
     weights = CreditWeights(w_age=settings.w_age, age_cap_s=settings.age_cap_s, w_fair=settings.w_fair)
     return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)
@@ -117,11 +119,11 @@ def _window_shares(session: Session, now: float, window_s: float) -> dict[str, f
 
 
 def region_snapshot(
-    session: Session, region: str, ranks: dict[str, int], settings: SchedulerSettings
+    session: Session, region: str, ranks: Mapping[str, int], settings: SchedulerSettings
 ) -> RegionSnapshot:
     """A region's schedulable machines and the workloads placed there.
 
-    `ranks` are those of placed workloads by the last scan; one that it did not see yet counts as of the lowest level.
+    `ranks` are those of placed workloads by the last scan; one that was awarded since has the rank of its award.
     """
     machines = session.scalars(
         select(Machine)
@@ -141,7 +143,7 @@ def region_snapshot(
         .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
         .where(Allocation.released_at.is_(None), Attempt.region == region)
         .order_by(Allocation.workload, Allocation.machine)
-    ).tuples():
+    ):
         attempts[allocation.workload] = attempt
         holdings[allocation.workload].append(
             Holding(
@@ -172,18 +174,23 @@ def region_snapshot(
             for m in machines
         ),
         running=tuple(
-            _running(workload, attempts[workload], tuple(held), ranks.get(workload, LOWEST_LEVEL), now, settings)
+            _running(attempts[workload], tuple(held), rank_of_placed(attempts[workload], ranks), now, settings)
             for workload, held in sorted(holdings.items())
         ),
     )
 
 
+def rank_of_placed(attempt: Attempt, ranks: Mapping[str, int]) -> int:
+    """The rank of a placed workload by the last scan, or by its award where that came after the scan."""
+    return ranks.get(attempt.workload) or attempt.plan.get("rank") or LOWEST_LEVEL
+
+
 def _running(
-    workload: str, attempt: Attempt, held: tuple[Holding, ...], rank: int, now: float, settings: SchedulerSettings
+    attempt: Attempt, held: tuple[Holding, ...], rank: int, now: float, settings: SchedulerSettings
 ) -> RunningWorkload:
     started = (attempt.started_at or attempt.awarded_at).timestamp()
     return RunningWorkload(
-        id=workload,
+        id=attempt.workload,
         rank=rank,
         started_at_s=started,
         holdings=held,
@@ -191,19 +198,37 @@ def _running(
         evictable=(
             attempt.ready_at is not None and attempt.evicting_since is None and now - started >= settings.min_runtime_s
         ),
+        attempt=attempt.attempt,
     )
 
 
-def published_queue(session: Session) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PublishedQueue:
+    """What the last scan published: its queued workloads by id, and the ranks of those that were placed."""
+
+    items: Mapping[str, Mapping[str, Any]]
+    placed: Mapping[str, int]
+
+
+def published_queue(session: Session) -> PublishedQueue:
     """What the last scan published; empty before the first."""
     row = session.get(Publication, QUEUE)
-    return dict(row.body) if row is not None else {}
+    body = row.body if row is not None else {"items": [], "placed": {}}
+    return PublishedQueue({item["id"]: item for item in body["items"]}, body["placed"])
+
+
+def rank_of_queued(item: Mapping[str, Any] | None) -> int:
+    """The rank that the scan published; one that it did not see goes last."""
+    return int(item["rank"]) if item else OVER_QUOTA_RANK
 
 
 def placement_request(
-    session: Session, workload: str, item: dict[str, Any] | None, spec: WorkloadSpec
+    workload: str, item: Mapping[str, Any] | None, spec: WorkloadSpec, evictors: frozenset[str] = frozenset()
 ) -> PlacementRequest:
-    """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan published them."""
+    """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan published them.
+
+    `evictors` are those that evicted it before.
+    """
     types = item["gpu_types"] if item else [job.resources.gpu_types for job in spec.jobs]
     jobs = tuple(
         JobRequest(
@@ -216,16 +241,27 @@ def placement_request(
         )
         for r, t in zip(spec.requests(), types, strict=True)
     )
-    evictors = session.scalars(select(Eviction.evictor).where(Eviction.victim == workload)).all()
-    rank = int(item["rank"]) if item else OVER_QUOTA_RANK
-    return PlacementRequest(workload=workload, rank=rank, jobs=jobs, may_not_evict=frozenset(evictors))
+    return PlacementRequest(workload=workload, rank=rank_of_queued(item), jobs=jobs, may_not_evict=evictors)
 
 
-def ready_replicas(session: Session, tables: tuple[str, ...]) -> dict[str, frozenset[str]]:
+def evictors(session: Session, workloads: Iterable[str]) -> dict[str, frozenset[str]]:
+    """For each of `workloads`, those that evicted it before."""
+    out: dict[str, set[str]] = {workload: set() for workload in workloads}
+    for victim, evictor in session.execute(
+        select(Eviction.victim, Eviction.evictor).where(Eviction.victim.in_(sorted(out)))
+    ):
+        out[victim].add(evictor)
+    return {workload: frozenset(found) for workload, found in out.items()}
+
+
+def ready_replicas(session: Session, tables: Iterable[str]) -> dict[str, frozenset[str]]:
     """For each of `tables`, the regions that have a complete replica."""
     out: dict[str, set[str]] = {table: set() for table in tables}
-    for table, region in session.execute(
-        select(Replica.data_table, Replica.region).where(Replica.data_table.in_(tables), Replica.state == "ready")
-    ).tuples():
-        out[table].add(region)
+    if out:
+        for table, region in session.execute(
+            select(Replica.data_table, Replica.region).where(
+                Replica.data_table.in_(sorted(out)), Replica.state == "ready"
+            )
+        ):
+            out[table].add(region)
     return {table: frozenset(regions) for table, regions in out.items()}

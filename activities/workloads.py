@@ -14,7 +14,7 @@ from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRe
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import Allocation, Attempt, Event, Waiting, Workload
+from infra.db.models import Attempt, Event, Waiting, Workload
 from infra.db.session import transaction
 
 
@@ -75,7 +75,9 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
         newest = max(saved, key=lambda p: (p.checkpoint_step or 0, p.job, p.task))
         if attempt.checkpoint_step is None or (newest.checkpoint_step or 0) >= attempt.checkpoint_step:
             attempt.checkpoint_step = newest.checkpoint_step
-            attempt.checkpoint_at = datetime.fromtimestamp(newest.checkpoint_at_s or 0.0, UTC)
+            # The task says when, and may say anything: nothing was saved in the future.
+            at_s = min(newest.checkpoint_at_s or 0.0, datetime.now(UTC).timestamp())
+            attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
             attempt.checkpoint_bytes = newest.checkpoint_bytes
             attempt.checkpoint_s = newest.checkpoint_s
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
@@ -109,14 +111,12 @@ class WorkloadActivities:
         phase = Phase(request.next_phase)
         with transaction(self._engine) as session:
             row = locked(session, request.workload_id)
-            attempt = session.get(Attempt, (request.workload_id, request.attempt), with_for_update=True)
+            attempt = session.get(Attempt, (request.workload_id, request.attempt))
             if attempt is None or attempt.released_at is not None:
                 return
+            machines = slots.release(session, row.id, request.attempt)
+            session.refresh(attempt, with_for_update=True)  # only now: see the order of locks in `slots`
             set_progress(attempt, request.progress)
-            machines = session.scalars(
-                select(Allocation.machine).where(Allocation.workload == row.id, Allocation.attempt == request.attempt)
-            ).all()
-            slots.release(session, row.id, request.attempt)
             attempt.released_at = func.clock_timestamp()
             attempt.outcome = request.reason
             change_phase(
@@ -124,30 +124,28 @@ class WorkloadActivities:
                 row,
                 phase,
                 request.reason,
-                machines=sorted(machines),
+                machines=machines,
                 last_step=attempt.last_step,
                 checkpoint_step=attempt.checkpoint_step,
                 resumed_step=attempt.resumed_step,
             )
             row.region = None
-            self._judge_machines(session, row.id, sorted(machines), request.blames_machine, phase)
+            self._judge_machines(session, row.id, machines, request.blames_machine, phase)
             outbox.wake_scheduler(session)
 
     def _judge_machines(
         self, session: Session, workload: str, machines: list[str], blamed: str | None, phase: Phase
     ) -> None:
         """Counts gangs in a row that failed on a machine, and cordons one that keeps failing them."""
-        locked_rows = slots.lock_machines(session, machines)
+        rows = slots.lock_machines(session, machines)  # which the release has locked already
         if phase is Phase.SUCCEEDED:
-            for row in locked_rows.values():
+            for row in rows.values():
                 row.failed_gangs = 0
-        row_ = locked_rows.get(blamed or "")
+        row_ = rows.get(blamed or "")
         if row_ is None:
             return
         row_.failed_gangs += 1
         if row_.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and row_.cordon is None:
             reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": row_.failed_gangs, "workload": workload})
             row_.cordon = reason.to_json()
-            events.record(
-                session, "machine.cordoned", region=row_.region, machine=row_.id, workload=None, reason=reason
-            )
+            events.record(session, "machine.cordoned", region=row_.region, machine=row_.id, reason=reason)

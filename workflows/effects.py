@@ -1,16 +1,17 @@
 """How workflows ask for effects: the timeouts and retries of each kind of activity, in one place."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeKey
+from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUpdate
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol import Activity
-    from domain.search_attributes import PHASE, REASON, REGION, TENANT
+    from domain.search_attributes import PHASE, PRIORITY, REASON, REGION
 
 T = TypeVar("T")
 
@@ -22,7 +23,8 @@ _FOR_EVER = RetryPolicy(
 async def record(activity: Activity, argument: Any, result_type: type[T] | None = None, *, tries: int = 0) -> T:
     """A short effect on Postgres, run by the workflow's own worker.
 
-    Retried until Postgres answers, or `tries` times: then an ActivityError.
+    Retried until Postgres answers, or `tries` times: then a FailureError. (Not always an ActivityError: the SDK raises
+    what a local activity raised as it is.)
     """
     result: T = await workflow.execute_local_activity(
         activity.value,
@@ -48,14 +50,26 @@ async def on_region(activity: Activity, argument: Any, region: str, *, start_to_
     return done
 
 
+def give_up(work: asyncio.Future[Any]) -> None:
+    """Cancels what is not needed any more; how it ends is nobody's business then."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    work.cancel()
+
+
 _KEYWORDS = {
-    "tenant": SearchAttributeKey.for_keyword(TENANT),
     "region": SearchAttributeKey.for_keyword(REGION),
     "phase": SearchAttributeKey.for_keyword(PHASE),
     "reason": SearchAttributeKey.for_keyword(REASON),
 }
+_PRIORITY = SearchAttributeKey.for_int(PRIORITY)
 
 
-def show_in_temporal(**values: str) -> None:
-    """Sets search attributes by which operators filter in Temporal's UI: `tenant`, `region`, `phase`, `reason`."""
-    workflow.upsert_search_attributes([_KEYWORDS[name].value_set(value) for name, value in values.items()])
+def show_in_temporal(*, rank: int | None = None, **values: str) -> None:
+    """Sets search attributes by which operators filter in Temporal's UI: `region`, `phase`, `reason`, and the rank.
+
+    The tenant is there from the start of the workflow.
+    """
+    updates: list[SearchAttributeUpdate[Any]] = [_KEYWORDS[name].value_set(value) for name, value in values.items()]
+    if rank is not None:
+        updates.append(_PRIORITY.value_set(rank))
+    workflow.upsert_search_attributes(updates)

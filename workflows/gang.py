@@ -23,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
         TaskProgress,
     )
     from domain.reasons import Reason, ReasonCode
+    from workflows.effects import give_up
 
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
@@ -53,11 +54,9 @@ class GangEnd:
 
     all_succeeded: bool
     lost_machine: str | None
-    first_failure: Failure | None
+    first_failure: Failure
     refused: LaunchFailure | None = None
-    """A machine would not run its tasks: no failure of theirs."""
-    hung_s: float | None = None
-    """Seconds without a sign of life, where an agent stopped its tasks for that."""
+    """A machine would not run its tasks, and no task failed by itself."""
     progress: tuple[TaskProgress, ...] = field(default=())
 
 
@@ -193,16 +192,16 @@ class Gang:
                 # All have ended, but a machine's loss shows first as its peers' failures: ask each if it is there.
                 await self.stop(0.0)
         for run in self._runs.values():
-            run.cancel()
+            give_up(run)
         good = bool(self._outcomes) and all(self._good(o) for o in self._outcomes.values())
         exits = [(m, e) for m in self._order() for e in self._outcomes[m].exits]
+        failed = any(not o.stopped and not self._good(o) for o in self._outcomes.values())
         lost = self._lost or next((m for m, e in exits if e.exit_code is None and e.signal is None), None)
         return GangEnd(
             all_succeeded=good and lost is None,
             lost_machine=lost,
             first_failure=self._first_failure([e for _, e in exits]),
-            refused=self._refused,
-            hung_s=max((o.hung_s for o in self._outcomes.values() if o.hung_s is not None), default=None),
+            refused=None if failed else self._refused,
             progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
         )
 
@@ -211,10 +210,10 @@ class Gang:
         return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
 
     @staticmethod
-    def _first_failure(exits: list[TaskExit]) -> Failure | None:
+    def _first_failure(exits: list[TaskExit]) -> Failure:
         bad = [e for e in exits if not e.succeeded]
         # A task that ended by an exit code of its own tells more than those that were stopped because of it.
         bad.sort(key=lambda e: e.exit_code in (None, 143))
         if not bad:
-            return None
+            return Failure("?", "an unknown status", "")
         return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, bad[0].log_tail)

@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol import Activity, Attend, Hello, NodeOutcome, StopNode, Welcome
-    from workflows.effects import record
+    from workflows.effects import give_up, record
 
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two hellos."""
@@ -81,7 +81,7 @@ class MachineWorkflow:
         await record(Activity.MACHINE_READY, attend)
         await workflow.wait_condition(lambda: handle.done() or self._hello is not None)
         if not handle.done():
-            handle.cancel()
+            give_up(handle)
             return
         try:
             await handle

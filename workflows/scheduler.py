@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
@@ -58,8 +58,8 @@ async def _tick() -> float:
         ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
         for first in range(0, len(ticket.workloads), ticket.batch):
             await _auction(ticket, ticket.workloads[first : first + ticket.batch])
-    except ActivityError as error:
-        workflow.logger.warning("this tick failed: %s", error.cause)
+    except FailureError as error:
+        workflow.logger.warning("this tick failed: %s", error.cause or error)
         return _AFTER_ERROR_S
     return ticket.interval_s
 

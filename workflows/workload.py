@@ -24,8 +24,8 @@ with workflow.unsafe.imports_passed_through():
         WorkloadInput,
     )
     from domain.reasons import Reason, ReasonCode
-    from workflows.effects import on_region, record, show_in_temporal
-    from workflows.gang import Failure, Gang, GangEnd
+    from workflows.effects import give_up, on_region, record, show_in_temporal
+    from workflows.gang import Gang, GangEnd
 
 T = TypeVar("T")
 
@@ -107,7 +107,9 @@ class WorkloadWorkflow:
             self._mails.append(replace(mail, attempt=0))
             mail = await self._next_mail({MailKind.AWARDED})
         self._state.attempt = mail.attempt
-        show_in_temporal(phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")))
+        show_in_temporal(
+            phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")), rank=mail.detail.get("rank")
+        )
         end = await self._placed(ready=bool(mail.detail.get("ready")))
         await record(
             Activity.RELEASE,
@@ -169,7 +171,7 @@ class WorkloadWorkflow:
         await workflow.wait_condition(lambda: task.done() or self._has_mail(_STOPS))
         if task.done():
             return await task
-        task.cancel()
+        give_up(task)
         return await self._next_mail(_STOPS)
 
     async def _run(self, gang: Gang, plan: LaunchPlan) -> Ending:
@@ -211,9 +213,7 @@ class WorkloadWorkflow:
         if end.lost_machine is not None:
             reason = Reason(ReasonCode.MACHINE_LOST, {"machine": end.lost_machine})
             return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
-        if mail is None and end.hung_s is not None:
-            return self._hung(end, Reason(ReasonCode.NO_PROGRESS, {"silent_s": end.hung_s}))
-        if mail is None and end.first_failure is None and end.refused is not None:
+        if mail is None and end.refused is not None:
             return Ending(Phase.PENDING, end.refused.reason, end.progress, end.refused.blames_machine)
         if mail is None:
             return self._failed(end, plan)
@@ -226,7 +226,7 @@ class WorkloadWorkflow:
         return Ending(Phase.PREEMPTED, why, end.progress)
 
     def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
-        failed = end.first_failure or Failure("?", "an unknown status", "")
+        failed = end.first_failure
         detail = {"task": failed.name, "status": failed.status, "log_tail": failed.log_tail, "retries": plan.retries}
         self._state.failures += 1
         if self._state.failures > plan.retries:

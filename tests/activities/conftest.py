@@ -1,0 +1,99 @@
+"""Fixtures of the tests of effects: installations on databases of their own, and a Temporal server."""
+
+import asyncio
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine
+from temporalio.client import Client
+
+from infra.config import TemporalSettings
+from infra.db.session import open_engine
+from infra.stack.ports import free_port
+from infra.stack.temporal import command, find_binary
+from infra.temporal_client import connect
+from tests.activities.temporal import end_all
+from tests.activities.world import World
+
+
+@pytest.fixture
+def world(database: Engine, tmp_path: Path) -> World:
+    """An installation with the tenant `t` and nothing else."""
+    made = World(database, tmp_path)
+    made.tenant()
+    return made
+
+
+@pytest.fixture
+def new_world(postgres_url: str, template_database: str, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Makes installations, each on a database of its own: without anything, or as copies of another."""
+    engines: list[Engine] = []
+    names: list[str] = []
+
+    def make(copy_of: World | None = None) -> World:
+        name = f"t_{uuid.uuid4().hex[:12]}"
+        original = template_database
+        if copy_of is not None:
+            copy_of.engine.dispose()
+            original = str(copy_of.engine.url.database)
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"create database {name} template {original}")  # type: ignore[call-overload]
+        engines.append(open_engine(postgres_url.rsplit("/", 1)[0] + f"/{name}"))
+        names.append(name)
+        return World(engines[-1], tmp_path / name)
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for name in names:
+            connection.execute(f"drop database {name} with (force)")  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="session")
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Temporal dev server, run as the embedded stack runs it."""
+    settings = TemporalSettings(port=free_port(), ui_port=free_port())
+    state = tmp_path_factory.mktemp("temporal") / "temporal.db"
+    process = subprocess.Popen(
+        command(find_binary(settings), state, settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    async def answers(address: str) -> None:
+        while True:
+            assert process.poll() is None, "the dev server ended"
+            try:
+                await connect(TemporalSettings(address=address))
+                return
+            except RuntimeError:
+                await asyncio.sleep(0.05)
+
+    address = f"127.0.0.1:{settings.port}"
+    try:
+        asyncio.run(asyncio.wait_for(answers(address), 60))
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+async def client(temporal_address: str) -> AsyncIterator[Client]:
+    """A client of the Temporal server; what a test leaves running there is ended."""
+    connected = await connect(TemporalSettings(address=temporal_address))
+    yield connected
+    await end_all(connected)
+
+
+@pytest.fixture
+def town(database: Engine, tmp_path: Path) -> World:
+    """An installation with the tenant `t`, a region and a machine, whose workloads no other test has."""
+    made = World(database, tmp_path, prefix=f"wl-{uuid.uuid4().hex[:8]}")
+    made.tenant()
+    made.region("r")
+    made.machine("r/c/m", 4)
+    return made

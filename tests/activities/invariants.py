@@ -1,0 +1,141 @@
+"""What must hold of the database after every step, whatever the step was."""
+
+import functools
+import itertools
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from sqlalchemy import select
+
+import gms.scan
+from activities.snapshots import queue_snapshot
+from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
+from domain.priority import LOWEST_LEVEL
+from domain.spec import WorkloadSpec
+from infra.db.models import Allocation, Attempt, Event, Eviction, Machine, Outbox, Tenant, Workload
+from tests.activities.world import World, by_workload
+
+
+def check(world: World) -> None:
+    """All of them."""
+    check_machines(world)
+    check_gangs(world)
+    check_quota(world)
+    check_events(world)
+    check_mail(world)
+
+
+def check_machines(world: World) -> None:
+    """Masks and free amounts are those of the live allocations; what is promised is held by a victim of its heir."""
+    with world.session() as session:
+        live = session.scalars(select(Allocation).where(Allocation.released_at.is_(None))).all()
+        evictions = {
+            (e.evictor, e.evictor_attempt, e.victim, e.victim_attempt) for e in session.scalars(select(Eviction))
+        }
+        for machine in session.scalars(select(Machine)):
+            here = [a for a in live if a.machine == machine.id]
+            assert machine.held == sum(a.slots for a in here) == _union(a.slots for a in here)
+            assert machine.promised == sum(a.awaited for a in here) == _union(a.awaited for a in here)
+            assert machine.promised & ~machine.held == 0
+            assert machine.free_cpus_milli == machine.cpus_milli - sum(
+                a.cpus_milli - a.awaited_cpus_milli for a in here
+            )
+            assert machine.free_memory_bytes == machine.memory_bytes - sum(
+                a.memory_bytes - a.awaited_memory_bytes for a in here
+            )
+            for heir in here:
+                for holder in here:
+                    if heir.awaited & holder.slots:
+                        assert (heir.workload, heir.attempt, holder.workload, holder.attempt) in evictions
+
+
+def check_gangs(world: World) -> None:
+    """Who is placed has one live attempt that holds or awaits all that its gang needs, and is ready if it holds it."""
+    with world.session() as session:
+        allocations = by_workload(session)
+        attempts = {a.workload: a for a in session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))}
+        assert set(allocations) == set(attempts)
+        for workload in session.scalars(select(Workload)):
+            placed = Phase(workload.phase) in PLACED_PHASES
+            assert placed == (workload.id in attempts)
+            assert (workload.finished_at is not None) == (Phase(workload.phase) in TERMINAL_PHASES)
+            assert (workload.region is not None) == placed
+            if not placed:
+                continue
+            attempt, own = attempts[workload.id], allocations[workload.id]
+            assert attempt.attempt == workload.attempt and {a.attempt for a in own} == {workload.attempt}
+            for allocation in own:
+                awaits = allocation.awaited or allocation.awaited_cpus_milli or allocation.awaited_memory_bytes
+                assert (allocation.held_at is None) == bool(awaits)
+                slots = [slot for task in allocation.tasks["tasks"] for slot in task["slots"]]
+                assert len(slots) == len(set(slots))
+                assert sum(1 << slot for slot in slots) == allocation.slots | allocation.awaited
+            assert (attempt.ready_at is not None) == all(a.held_at is not None for a in own)
+            spec = WorkloadSpec.model_validate(workload.spec)
+            tasks = Counter(task["job"] for a in own for task in a.tasks["tasks"])
+            assert tasks == {job.name: job.tasks for job in spec.jobs}
+            assert sum(a.cpus_milli for a in own) == attempt.cpus_milli
+
+
+def check_quota(world: World) -> None:
+    """What a scan calls within-quota is never more than the quota."""
+    with world.session() as session:
+        snapshot = queue_snapshot(session, world.settings.scheduler)
+        ranks = gms.scan.scan(snapshot).placed_ranks
+        used: dict[str, Counter[str]] = defaultdict(Counter)
+        for placed in snapshot.placed:
+            if ranks[placed.id] <= LOWEST_LEVEL:
+                used[placed.tenant].update(placed.gpus)
+        for tenant in session.scalars(select(Tenant)):
+            for gpu_type, slots in used[tenant.name].items():
+                assert slots <= tenant.quota_gpus.get(gpu_type, 0)
+
+
+def check_events(world: World) -> None:
+    """Each workload's events tell a legal life, nothing twice, up to the phase that it is in."""
+    with world.session() as session:
+        lives: dict[str, list[tuple[int, Phase]]] = defaultdict(list)
+        for event in session.scalars(select(Event).order_by(Event.id)):
+            kind = event.kind.removeprefix("workload.")
+            if event.workload is not None and kind in set(Phase):
+                lives[event.workload].append((event.attempt or 0, Phase(kind)))
+        for workload in session.scalars(select(Workload)):
+            life = lives[workload.id]
+            assert life[0] == (0, Phase.PENDING) and life[-1][1] == workload.phase
+            assert len(life) == len(set(life))
+            for (before, phase), (after, next_phase) in itertools.pairwise(life):
+                assert next_phase in NEXT_PHASES[phase]
+                assert after == before + (next_phase is Phase.PLACING)
+
+
+def check_mail(world: World) -> None:
+    """An attempt is announced once, its slots once if it had to wait for them, each eviction once."""
+    with world.session() as session:
+        mails = session.scalars(select(Outbox).where(Outbox.kind == "mail").order_by(Outbox.id)).all()
+        said = Counter((m.workload, m.body["attempt"], m.body["kind"]) for m in mails)
+        waited = {(m.workload, m.body["attempt"]) for m in mails if m.body["detail"].get("ready") is False}
+        for attempt in session.scalars(select(Attempt)):
+            own = (attempt.workload, attempt.attempt)
+            assert said[(*own, "awarded")] == 1
+            assert said[(*own, "slots_ready")] == int(own in waited and attempt.ready_at is not None)
+            assert said[(*own, "evict")] == int(attempt.evictor is not None)
+
+
+def check_history(world: World) -> None:
+    """No slot of a machine was ever held by two allocations whose tasks could run at the same time."""
+    with world.session() as session:
+        history: dict[str, list[Allocation]] = defaultdict(list)
+        for row in session.scalars(select(Allocation).where(Allocation.held_at.is_not(None))):
+            history[row.machine].append(row)
+        for rows in history.values():
+            rows.sort(key=lambda a: str(a.held_at))
+            for i, one in enumerate(rows):
+                for other in rows[i + 1 :]:
+                    if one.slots & other.slots:
+                        assert one.released_at is not None and other.held_at is not None
+                        assert one.released_at <= other.held_at
+
+
+def _union(masks: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, masks, 0)

@@ -1,0 +1,90 @@
+"""Workloads' workflows, played by chance: each takes its own mail in order, late, and does what the real one would."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+
+from domain.phases import Phase
+from domain.protocol import MailKind, TaskProgress
+from infra.db.models import Outbox
+from tests.activities.world import World
+
+_ENDS = {
+    MailKind.EVICT: Phase.PREEMPTED,
+    MailKind.PREEMPT: Phase.PREEMPTED,
+    MailKind.MACHINE_LOST: Phase.PENDING,
+    MailKind.CANCEL: Phase.CANCELLED,
+}
+
+
+@dataclass
+class _Life:
+    attempt: int = 0
+    stage: str = "queued"
+    """`queued`, `waiting` for slots, `ready`, `running`, `over`."""
+    cancelled: bool = False
+    mail: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Lives:
+    """All of them."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self._world = world
+        self._chance = chance
+        self._lives: dict[str, _Life] = {}
+        self._read = 0
+
+    def fetch(self) -> None:
+        """Takes what is new in the outbox: the dispatcher's part, in the order of the rows."""
+        with self._world.session() as session:
+            for row in session.scalars(select(Outbox).where(Outbox.id > self._read).order_by(Outbox.id)):
+                self._read = row.id
+                if row.workload is not None:
+                    life = self._lives.setdefault(row.workload, _Life())
+                    if row.kind == "mail":
+                        life.mail.append(row.body)
+
+    def alive(self) -> list[str]:
+        """Those that have not ended."""
+        return sorted(w for w, life in self._lives.items() if life.stage != "over")
+
+    def step(self, workload: str) -> None:
+        """One workload takes its next mail, or goes on by itself."""
+        life = self._lives[workload]
+        if life.mail:
+            self._take(workload, life, life.mail.pop(0))
+        elif life.stage == "ready":
+            self._world.change(workload, Phase.PROVISIONING, life.attempt)
+            self._world.change(workload, Phase.RUNNING, life.attempt)
+            life.stage = "running"
+        elif life.stage == "running" and self._chance.random() < 0.3:
+            self._end(workload, life, self._chance.choice([Phase.SUCCEEDED, Phase.PENDING]))
+
+    def _take(self, workload: str, life: _Life, mail: dict[str, Any]) -> None:
+        kind, attempt = MailKind(mail["kind"]), mail["attempt"]
+        if kind is MailKind.AWARDED:
+            assert life.stage == "queued" and attempt == life.attempt + 1
+            life.attempt, life.stage = attempt, "ready" if mail["detail"]["ready"] else "waiting"
+            if life.cancelled:
+                self._end(workload, life, Phase.CANCELLED)
+        elif life.stage == "over" or attempt not in (0, life.attempt):
+            return
+        elif kind is MailKind.SLOTS_READY:
+            assert life.stage == "waiting"
+            life.stage = "ready"
+        elif life.stage != "queued":
+            if life.stage == "running" and self._chance.random() < 0.5:
+                self._world.change(workload, Phase.CHECKPOINTING, life.attempt)
+            self._end(workload, life, _ENDS[kind], mail["detail"].get("machine"))
+        elif kind is MailKind.CANCEL:
+            life.cancelled = not self._world.change(workload, Phase.CANCELLED, life.attempt)
+            life.stage = "queued" if life.cancelled else "over"
+
+    def _end(self, workload: str, life: _Life, phase: Phase, blames: str | None = None) -> None:
+        progress = [TaskProgress("main", 0, step=life.attempt, checkpoint_step=life.attempt, checkpoint_at_s=1.0)]
+        for _ in range(self._chance.choice([1, 1, 2])):  # an effect may be carried out again
+            self._world.release(workload, phase, life.attempt, blames, progress)
+        life.stage = "queued" if phase in (Phase.PENDING, Phase.PREEMPTED) else "over"

@@ -1,0 +1,290 @@
+"""The auction: a batch's outcome is that of one workload at a time, and everyone who waits is told why."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+
+import gms.scan
+import rms.bid
+import rms.compare
+from activities import slots, snapshots
+from domain.phases import Phase
+from domain.protocol import AwardRequest, BidRequest, DryRunRequest
+from domain.scheduling import Bid
+from domain.spec import WorkloadSpec
+from infra.bootstrap import set_paused
+from infra.db.models import Machine, Publication, RegionBid, Tenant, Waiting, Workload
+from tests.activities.invariants import check
+from tests.activities.world import GIB, World, job
+
+
+def _fill(world: World, seed: int) -> None:
+    """Two regions with a few machines, running workloads of low priority, and a queue."""
+    chance = random.Random(seed)
+    world.tenant("t", level=5)
+    world.tenant("high", level=1)
+    world.tenant("poor", level=3, gpus=3)
+    for region in ("east", "west"):
+        world.region(region)
+        for n in range(3):
+            gpu_type = chance.choice(["a100", "a100", "h100"])
+            world.machine(f"{region}/c/m{n}", chance.choice([2, 4, 8]), gpu_type=gpu_type, rack=f"k{n % 2}")
+    for n in range(8):
+        gang = job(tasks=chance.randrange(1, 4), gpus=chance.choice([1, 2, 4]), types=("a100", "h100"))
+        world.submit(gang, id_=f"old-{n}", regions_excluded=("west",) if chance.random() < 0.3 else ())
+    world.tick()
+    for n in range(8):
+        if world.workload(f"old-{n}").region is not None:
+            world.run(f"old-{n}", ago_s=chance.randrange(3600, 90_000))
+            world.saved(f"old-{n}", ago_s=chance.randrange(60, 3600))
+    for n in range(12):
+        jobs = [
+            job(f"j{i}", tasks=chance.randrange(1, 4), gpus=chance.choice([0, 1, 2, 4]), types=("h100", "a100"))
+            for i in range(chance.choice([1, 1, 2]))
+        ]
+        tenant = chance.choice(["t", "high", "high", "poor"])
+        excluded = chance.choice([(), (), ("east",), ("west",)])
+        world.submit(*jobs, tenant=tenant, id_=f"new-{n:02d}", regions_excluded=excluded)
+        world.alter(Workload, f"new-{n:02d}", submitted_at=text(f"now() - interval '{100 - n} hours'"))
+
+
+def _one_at_a_time(world: World) -> None:
+    """The plain auction: in the queue's order, every region bids on the state of the moment; the best is awarded."""
+    ticket = world.auction.scan()
+    with world.session() as session:
+        queue = snapshots.published_queue(session)
+    for workload in ticket.workloads:
+        bids: list[Bid] = []
+        for region in ticket.regions:
+            with world.session() as session:
+                spec = WorkloadSpec.model_validate(session.get_one(Workload, workload).spec)
+                state = snapshots.region_snapshot(session, region, queue.placed, world.settings.scheduler)
+                evictors = snapshots.evictors(session, [workload])[workload]
+            if spec.allows_region(region):
+                request = snapshots.placement_request(workload, queue.items[workload], spec, evictors)
+                bids.append(rms.bid.bid(state, request))
+        best = rms.compare.best([b.plan for b in bids if b.plan is not None])
+        if best is not None:
+            victims = {v: world.workload(v).attempt for v in best.victims}
+            assert world.auction._award_one(best, victims, queue.items[workload], queue.placed)
+
+
+def _placements(world: World) -> Any:
+    with world.session() as session:
+        names = session.scalars(select(Workload.id).order_by(Workload.id)).all()
+    return {name: (world.workload(name).phase, world.holdings(name)) for name in names}, world.evictions()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_is_as_good_as_one_workload_at_a_time(new_world: Callable[..., World], seed: int) -> None:
+    """The awards of a batch are those of placing its workloads one after the other: machines, slots and victims."""
+    batch = new_world()
+    _fill(batch, seed)
+    plain = new_world(copy_of=batch)
+    before = _placements(batch)
+    assert _placements(plain) == before
+    result = batch.tick()
+    _one_at_a_time(plain)
+    assert _placements(batch) == _placements(plain) != before
+    assert result.awarded >= 4 and result.rebids >= 4 and batch.evictions()
+    check(batch)
+    check(plain)
+
+
+def test_the_queue_is_served_in_order(world: World) -> None:
+    """Of two workloads that want the same slots the first of the queue gets them; a later, smaller one is tried too."""
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    world.tenant("high", level=1)
+    small = world.submit(job(gpus=1))
+    second, first = world.submit(job(gpus=3)), world.submit(job(gpus=3), tenant="high")
+    result = world.tick()
+    assert (result.awarded, result.waiting) == (2, 1)
+    placed = [w for w in (small, second, first) if world.workload(w).region]
+    assert placed == [small, first]
+    assert world.waiting(second) == ["insufficient_capacity r"]
+    assert result.rebids == 2
+
+
+def test_who_waits_is_told_every_regions_reason(world: World) -> None:
+    """Each region says why it cannot place a workload: excluded, no answer, other hardware, no data, no room."""
+    for region in ("away", "bare", "busy", "no-data", "other"):
+        world.region(region)
+    for region in ("away", "busy", "no-data", "other"):
+        world.machine(f"{region}/c/m", gpus=1)
+    world.machine("bare/c/m", gpus=0, gpu_type=None)
+    world.table("words", 10, "away", "bare", "busy", "other")
+    busy = world.submit(job(), regions_allowed=("busy",))
+    assert world.tick().awarded == 1 and world.workload(busy).region == "busy"
+    workload = world.submit(job(), tables=("words",), regions_excluded=("other",))
+    assert world.tick("away").waiting == 1
+    assert world.waiting(workload) == [
+        "region_unreachable away",
+        "no_hardware bare",
+        "insufficient_capacity busy",
+        "data_not_here no-data",
+        "region_excluded other",
+    ]
+    assert world.reasons(workload)[0]["detail"] == {"region": "away", "waited_s": 30.0}
+
+
+def test_reasons_are_written_only_when_they_change(world: World) -> None:
+    """A workload that waits for the same reasons keeps its row; quota comes first; an award takes the row away."""
+    world.region("r")
+    world.machine("r/c/m", gpus=2)
+    world.tenant("poor", gpus=1)
+    first = world.submit(job(gpus=2))
+    world.tick()
+    workload = world.submit(job(gpus=2), tenant="poor")
+    world.tick()
+    assert world.waiting(workload) == ["quota_exceeded", "insufficient_capacity r"]
+    with world.session() as session:
+        before = session.scalar(text("select xmin::text from waiting"))
+    world.tick()
+    with world.session() as session:
+        assert session.scalar(text("select xmin::text from waiting")) == before
+    world.alter(Tenant, "poor", quota_gpus={"a100": 2})
+    world.tick()
+    assert world.waiting(workload) == ["insufficient_capacity r"]
+    world.release(first, Phase.CANCELLED)
+    world.tick()
+    assert world.reasons(workload) == [] and world.workload(workload).region == "r"
+
+
+def test_a_workload_that_ended_meanwhile_gets_no_reasons(world: World) -> None:
+    """Who was cancelled, or is gone, between bid and award neither waits nor stops the others."""
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    cancelled, gone, last = (world.submit(job(gpus=n)) for n in (2, 2, 1))
+    ticket = world.bid()
+    world.change(cancelled, Phase.CANCELLED)
+    with world.session() as session:
+        session.delete(session.get_one(Workload, gone))
+    assert world.award(ticket).awarded == 1
+    assert world.workload(last).region == "r"
+    with world.session() as session:
+        assert session.scalars(select(Waiting)).all() == []
+
+
+def test_a_stale_bid_is_made_again(world: World) -> None:
+    """A plan that has become impossible since its bid is replaced by a new one, of any region, in the same award."""
+    for region in ("east", "west"):
+        world.region(region)
+        world.machine(f"{region}/c/m", gpus=1)
+    workload = world.submit(job())
+    ticket = world.bid()
+    world.machines.lost(world.attend("east/c/m"))
+    result = world.award(ticket)
+    assert (result.awarded, result.rebids) == (1, 1)
+    assert world.workload(workload).region == "west"
+    check(world)
+
+
+def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three stale plans the workload waits, and another scan is asked for."""
+    world.region("r")
+    world.machine("r/c/m")
+    workload = world.submit()
+    ticket = world.bid()
+    wakes = world.put_out("wake")
+
+    def stale(*_: Any, **__: Any) -> bool:
+        raise slots.StalePlan
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slots, "take", stale)
+        result = world.award(ticket)
+    assert (result.awarded, result.waiting, result.rebids) == (0, 1, 2)
+    assert world.waiting(workload) == ["award_conflict r"]
+    assert world.put_out("wake") == wakes + 1
+    assert world.workload(workload).attempt == 0
+    assert world.tick().awarded == 1
+
+
+def test_an_award_that_is_carried_out_again_changes_nothing(world: World) -> None:
+    """A second award of the same batch finds what the first did."""
+    world.region("r")
+    world.machine("r/c/m", gpus=2)
+    for gpus in (1, 4, 1):
+        world.submit(job(gpus=gpus))
+    ticket = world.bid()
+    assert world.award(ticket).awarded == 2
+    before = world.dump()
+    assert world.award(ticket).awarded == 0
+    assert world.dump() == before
+
+
+def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) -> None:
+    """In a later batch of the same scan, workloads placed by an earlier batch are no easier victims than they are."""
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    world.tenant("high", level=1)
+    world.tenant("middle", level=4)
+    first, second = world.submit(job(gpus=4), tenant="high"), world.submit(job(gpus=4), tenant="middle")
+    ticket = world.auction.scan()
+    assert ticket.workloads == [first, second]
+    for workload in (first, second):
+        world.regions.bid(BidRequest("r", ticket.scan, [workload]))
+        world.auction.award(AwardRequest(ticket.scan, [workload], ["r"], [], 30.0))
+    assert world.evictions() == set()
+    assert world.workload(first).region == "r"
+    assert world.waiting(second) == ["insufficient_capacity r"]
+
+
+def test_a_scan_publishes_the_queue(world: World) -> None:
+    """What a scan publishes is GMS's order with positions; held workloads are left out; bids of older scans go."""
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    names = [world.submit(job(gpus=2)) for _ in range(3)]
+    world.alter(Workload, names[1], held_by="somebody")
+    world.bid()
+    ticket = world.auction.scan()
+    assert ticket.workloads == [names[0], names[2]] and ticket.regions == ["r"]
+    with world.session() as session:
+        body = session.get_one(Publication, snapshots.QUEUE).body
+        queue = gms.scan.scan(snapshots.queue_snapshot(session, world.settings.scheduler)).queue
+        assert session.scalars(select(RegionBid)).all() == []
+    assert [i["id"] for i in body["items"]] == [r.id for r in queue]
+    assert [i["position"] for i in body["items"]] == [1, 2] and body["scan"] == ticket.scan
+
+
+def test_a_paused_scan_offers_nobody(world: World) -> None:
+    """While the installation is paused nothing is offered, and the queue is published all the same."""
+    world.submit()
+    set_paused(world.engine, True)
+    assert world.auction.scan().workloads == []
+    set_paused(world.engine, False)
+    assert len(world.auction.scan().workloads) == 1
+
+
+def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
+    """A dry run says where a workload would go and whom it would evict, or why not, and leaves no trace."""
+    world.region("r")
+    world.machine("r/c/m", gpus=2)
+    world.tenant("high", level=1)
+    low = world.running(job(gpus=2))
+    spec = WorkloadSpec(name="x", tenant="high", jobs=(job(gpus=2),))
+    before = world.dump()
+    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+    assert (told.admitted, told.rank, told.over_quota, told.region) == (True, 1, False, "r")
+    assert (told.machines, told.victims, told.reasons) == (["r/c/m"], [low], [])
+    poor = spec.model_copy(update={"tenant": "t", "jobs": (job(gpus=4), job("b", gpus=0, memory_bytes=65 * GIB))})
+    told = world.auction.dry_run(DryRunRequest(poor.model_dump(mode="json")))
+    assert not told.admitted and told.region is None
+    assert {r["code"] for r in told.reasons} == {"no_hardware"}
+    assert world.dump() == before
+
+
+def test_capacity_is_seen_at_once(world: World) -> None:
+    """A cordoned machine is no part of a bid, and is again once it is uncordoned."""
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    workload = world.submit(job())
+    world.alter(Machine, "r/c/m", cordon={"code": "cordoned_by_operator", "detail": {"by": "x"}})
+    world.tick()
+    assert world.waiting(workload) == ["no_hardware r"]
+    world.alter(Machine, "r/c/m", cordon=None)
+    assert world.tick().awarded == 1

@@ -1,0 +1,224 @@
+"""Bytes between regions: checkpoints whole and fenced, tables verified, and both taken up again where they stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities import copies
+from activities.copies import CopyActivities, raise_fence
+from domain.protocol import CheckpointCopy, ReplicateTable
+from infra.db.models import Replica, Table
+from infra.objects.store import ObjectStore
+from tests.activities.world import World
+
+PREFIX = "checkpoints/wl-1/"
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """Two regions, without machines."""
+    world.region("east")
+    world.region("west")
+    return world
+
+
+def _objects(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
+    return {info.key: store.get(info.key) for info in store.list(prefix)}
+
+
+def _copy(world: World, attempt: int = 2, beats: list[Any] | None = None) -> int:
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append(details) if beats is not None else None
+    request = CheckpointCopy("wl-1", attempt, "east", "west")
+    return int(environment.run(CopyActivities(world.engine, world.settings).copy_checkpoint, request))
+
+
+def _checkpoints(store: ObjectStore) -> None:
+    for step in (10, 20):
+        for part in ("0.bin", "1.bin"):
+            store.put(f"{PREFIX}step-{step}/{part}", f"{step} {part}".encode())
+        store.put(f"{PREFIX}step-{step}/manifest.json", b"{}")
+    store.put(f"{PREFIX}step-30/0.bin", b"half")
+    store.put(f"{PREFIX}.draft-40/0.bin", b"draft")
+    store.put(f"{PREFIX}.draft-40/manifest.json", b"{}")
+    store.put(f"{PREFIX}fence", json.dumps({"attempt": 1}).encode())
+    store.put("checkpoints/wl-10/step-1/manifest.json", b"{}")
+
+
+def test_only_committed_checkpoints_move(fleet: World) -> None:
+    """A checkpoint without a manifest, a draft, the fence and other workloads' files stay where they are."""
+    source, target = fleet.bucket("east"), fleet.bucket("west")
+    _checkpoints(source)
+    committed = {k: v for k, v in _objects(source).items() if k.startswith((f"{PREFIX}step-10", f"{PREFIX}step-20"))}
+    assert _copy(fleet) == sum(map(len, committed.values()))
+    assert _objects(target) == committed
+
+
+def test_the_source_is_fenced_before_anything_is_copied(fleet: World) -> None:
+    """Attempts older than the one that moves can commit nothing at the source any more; a fence is never lowered."""
+    source = fleet.bucket("east")
+    _checkpoints(source)
+    seen: list[int] = []
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *_: seen.append(json.loads(source.get(f"{PREFIX}fence"))["attempt"])
+    environment.run(
+        CopyActivities(fleet.engine, fleet.settings).copy_checkpoint, CheckpointCopy("wl-1", 3, "east", "west")
+    )
+    assert seen and set(seen) == {3}
+    raise_fence(source, PREFIX, 2)
+    assert json.loads(source.get(f"{PREFIX}fence")) == {"attempt": 3}
+    assert f"{PREFIX}fence" not in _objects(fleet.bucket("west"))
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"[]", b"{}", b'{"attempt": null}', b"\xff"])
+def test_a_fence_that_a_task_has_spoilt_is_put_right(fleet: World, rubbish: bytes) -> None:
+    """Whatever a task wrote in place of the fence, the move goes on and the fence stands."""
+    fleet.bucket("east").put(f"{PREFIX}fence", rubbish)
+    assert _copy(fleet) == 0
+    assert json.loads(fleet.bucket("east").get(f"{PREFIX}fence")) == {"attempt": 2}
+
+
+def test_a_manifest_comes_last(fleet: World) -> None:
+    """At every moment of the copy, who finds a manifest in the target finds all that belongs to its checkpoint."""
+    source, target = fleet.bucket("east"), fleet.bucket("west")
+    _checkpoints(source)
+    moments: list[set[str]] = []
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *_: moments.append(set(_objects(target)))
+    environment.run(
+        CopyActivities(fleet.engine, fleet.settings).copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "west")
+    )
+    assert len(moments) == 6
+    for there in moments:
+        for key in there:
+            if key.endswith("manifest.json"):
+                folder = key.removesuffix("manifest.json")
+                assert {f"{folder}0.bin", f"{folder}1.bin"} <= there
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from temporalio.testing import ActivityEnvironment
+from activities.copies import CopyActivities
+from domain.protocol import CheckpointCopy
+from infra.config import Settings
+from infra.db.session import open_engine
+
+beats = 0
+def beat(*_):
+    global beats
+    beats += 1
+    if beats == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+environment = ActivityEnvironment()
+environment.on_heartbeat = beat
+activities = CopyActivities(open_engine(sys.argv[1]), Settings())
+environment.run(activities.copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "west"))
+"""
+
+
+def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_url: str, checkout: Path) -> None:
+    """After a SIGKILL in the middle, what is in the target is whole; the next try copies only the rest."""
+    source, target = fleet.bucket("east"), fleet.bucket("west")
+    _checkpoints(source)
+    done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    before = {info.key: info.tag for info in target.list("")}
+    assert len(before) == 4 and f"{PREFIX}step-20/manifest.json" not in before
+    _copy(fleet)
+    after = {info.key: info.tag for info in target.list("")}
+    assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
+
+
+def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one object takes its time the activity heartbeats with the bytes last told."""
+    monkeypatch.setattr(copies, "_BEAT_S", 0.01)
+    fleet.bucket("east").put("tables/words/0", bytes(10))
+    fleet.table("words", 10, "east")
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="copying", source_region="east"))
+    beats: list[tuple[Any, ...]] = []
+    heard = threading.Semaphore(0)
+
+    def beat(*details: Any) -> None:
+        beats.append(details)
+        heard.release()
+
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = beat
+    copy_prefix = copies.copy_prefix
+
+    def slowly(*args: Any, **options: Any) -> int:
+        for _ in range(5):
+            assert heard.acquire(timeout=20)
+        return copy_prefix(*args, **options)
+
+    monkeypatch.setattr(copies, "copy_prefix", slowly)
+    activities = CopyActivities(fleet.engine, fleet.settings)
+    assert environment.run(activities.copy_table, ReplicateTable("words", "east", "west")) == 10
+    assert beats[:5] == [()] * 5 and (10, 10) in beats
+
+
+def test_a_table_is_copied_and_published_once(fleet: World) -> None:
+    """A replica is ready when all its bytes are there: one event, one scan asked for; copied again it stays so."""
+    source = fleet.bucket("east")
+    for n in range(3):
+        source.put(f"tables/words/part-{n}", bytes(100))
+    source.put("tables/words-2/part-0", b"another table")
+    fleet.table("words", 300, "east")
+    with fleet.session() as session:
+        session.add(
+            Replica(data_table="words", region="west", state="copying", source_region="east", requested_by="wl-9")
+        )
+    environment, activities = ActivityEnvironment(), CopyActivities(fleet.engine, fleet.settings)
+    for _ in range(2):
+        assert environment.run(activities.copy_table, ReplicateTable("words", "east", "west")) == 300
+    (event,) = fleet.events(kind="replica.ready")
+    assert event["detail"] == {"table": "words", "source": "east", "bytes": 300, "requested_by": "wl-9"}
+    assert fleet.put_out("wake") == 1
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.state, row.done_bytes) == ("ready", 300) and row.ready_at is not None
+    assert set(_objects(fleet.bucket("west"))) == {f"tables/words/part-{n}" for n in range(3)}
+
+
+def test_a_table_of_another_size_is_not_published(fleet: World) -> None:
+    """A source that has lost or gained bytes makes no replica, however often it is tried."""
+    fleet.bucket("east").put("tables/words/part-0", bytes(100))
+    fleet.table("words", 300, "east")
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="copying", source_region="east"))
+    activities = CopyActivities(fleet.engine, fleet.settings)
+    with pytest.raises(ApplicationError, match="table words: 100 bytes copied, it has 300") as caught:
+        ActivityEnvironment().run(activities.copy_table, ReplicateTable("words", "east", "west"))
+    assert not caught.value.non_retryable
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.state, row.done_bytes) == ("copying", 100)
+    assert fleet.events(kind="replica.ready") == [] and fleet.put_out("wake") == 0
+
+
+def test_a_table_or_region_that_is_gone(fleet: World) -> None:
+    """Copies of what was deleted, or to where nothing is, end for good."""
+    fleet.table("words", 300, "east")
+    with fleet.session() as session:
+        session.delete(session.get_one(Table, "words"))
+    activities = CopyActivities(fleet.engine, fleet.settings)
+    for request, what in (
+        (ReplicateTable("words", "east", "west"), "table words is gone"),
+        (ReplicateTable("words", "east", "moon"), "no region moon"),
+    ):
+        with pytest.raises(ApplicationError, match=what) as caught:
+            ActivityEnvironment().run(activities.copy_table, request)
+        assert caught.value.non_retryable

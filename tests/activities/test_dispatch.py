@@ -1,0 +1,293 @@
+"""The outbox's other end, on a real Temporal server: in order, at least once, whatever is away or refuses."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import make_url
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.service import RetryConfig
+
+from activities import dispatch
+from activities.dispatch import Dispatcher
+from domain import ids
+from domain.phases import Phase
+from domain.protocol import MailKind
+from domain.search_attributes import TENANT
+from infra.db import outbox
+from infra.db.models import Outbox, Workload
+from infra.db.session import open_engine
+from infra.stack.ports import free_port
+from tests.activities.temporal import Door, dispatching, told, told_workload, undelivered, until
+from tests.activities.world import World
+
+
+@pytest.fixture
+def dispatcher(town: World, database_url: str, client: Client) -> Dispatcher:
+    """A dispatcher that delivers a batch at a time, when told to."""
+    return Dispatcher(town.engine, database_url, client)
+
+
+def _mail(world: World, workload: str, kind: MailKind = MailKind.CANCEL, attempt: int = 0, **detail: object) -> None:
+    with world.session() as session:
+        outbox.mail(session, workload, kind, attempt, **detail)
+
+
+def _put(world: World, kind: str, workload: str | None, body: dict[str, Any]) -> None:
+    with world.session() as session:
+        session.add(Outbox(kind=kind, workload=workload, body=body))
+
+
+def _due(world: World) -> list[tuple[str, str | None]]:
+    with world.session() as session:
+        rows = session.execute(select(Outbox.kind, Outbox.workload).where(Outbox.delivered_at.is_(None)))
+        return [(kind, workload) for kind, workload in rows.tuples()]
+
+
+async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """A workload's workflow is started before its mail, which comes in the order in which it was written, once."""
+    names = [town.submit() for _ in range(3)]
+    for n in range(10):
+        for name in names:
+            _mail(town, name, MailKind.PREEMPT, n, by="ada")
+    assert not await dispatcher._deliver_batch()
+    for name in names:
+        found = await told_workload(client, name)
+        assert (found.state["workload_id"], found.state["attempt"], found.state["placed"]) == (name, 0, False)
+        assert [(m["kind"], m["attempt"], m["detail"]) for m in found.mails] == [
+            ("preempt", n, {"by": "ada"}) for n in range(10)
+        ]
+        assert len({m["id"] for m in found.mails}) == 10
+    assert _due(town) == [] and not await dispatcher._deliver_batch()
+    assert len((await told_workload(client, names[0])).mails) == 10
+
+
+async def test_the_tenant_is_a_search_attribute(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """Operators find a tenant's workflows in Temporal from the moment of their start."""
+    town.tenant("vision")
+    name = town.submit(tenant="vision")
+    await dispatcher._deliver_batch()
+    described = await client.get_workflow_handle(ids.workload_workflow_id(name)).describe()
+    assert {p.key.name: p.value for p in described.typed_search_attributes}[TENANT] == "vision"
+
+
+async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """However many wakes are due, the scheduler is woken once; one that does not run is started by it."""
+    for _ in range(40):
+        with town.session() as session:
+            outbox.wake_scheduler(session)
+    await dispatcher._deliver_batch()
+    found = await told(client, ids.SCHEDULER_WORKFLOW_ID)
+    assert found is not None and found.wakes == 1
+    with town.session() as session:
+        outbox.wake_scheduler(session)
+    await dispatcher._deliver_batch()
+    found = await told(client, ids.SCHEDULER_WORKFLOW_ID)
+    assert found is not None and found.wakes == 2
+    assert _due(town) == []
+
+
+async def test_a_crash_between_delivery_and_its_mark(
+    town: World, dispatcher: Dispatcher, client: Client, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was delivered and not yet marked is delivered again, and its id says that it is the same."""
+    name = town.submit()
+    _mail(town, name)
+
+    def crash(_: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatcher, "_mark", crash)
+    with pytest.raises(KeyboardInterrupt):
+        await dispatcher._deliver_batch()
+    assert len(_due(town)) == 3
+    await Dispatcher(town.engine, database_url, client)._deliver_batch()
+    mails = (await told_workload(client, name)).mails
+    assert len(mails) == 2 and mails[0] == mails[1]
+    assert _due(town) == []
+
+
+async def test_two_dispatchers_at_once(town: World, client: Client, database_url: str) -> None:
+    """With several dispatchers nothing is lost; what both deliver has the same id, and each one's order is kept."""
+    names = [town.submit() for _ in range(4)]
+    async with dispatching(town.engine, database_url, client), dispatching(town.engine, database_url, client):
+        for n in range(15):
+            for name in names:
+                await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
+        await until(lambda: not undelivered(town.engine), "all mail is delivered")
+    for name in names:
+        first = dict.fromkeys(m["id"] for m in (await told_workload(client, name)).mails)
+        assert list(first) == sorted(first) and len(first) == 15
+
+
+async def test_mail_to_a_workload_that_has_ended(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """Late mail to an ended workload is dropped and done with; so are a late start, and mail to who is forgotten."""
+    ended, forgotten = town.submit(), town.submit()
+    await dispatcher._deliver_batch()
+    for name in (ended, forgotten):
+        town.change(name, Phase.CANCELLED)
+        await client.get_workflow_handle(ids.workload_workflow_id(name)).terminate()
+    with town.session() as session:
+        session.delete(session.get_one(Workload, forgotten))
+        outbox.start_workload(session, ended)
+    for name in (ended, forgotten):
+        _mail(town, name)
+    await dispatcher._deliver_batch()
+    assert _due(town) == []
+    for name in (ended, forgotten):
+        described = await client.get_workflow_handle(ids.workload_workflow_id(name)).describe()
+        assert described.status is not None and described.status.name == "TERMINATED"
+
+
+@pytest.mark.parametrize("placed", [False, True])
+async def test_mail_to_a_workflow_that_is_lost(
+    town: World, dispatcher: Dispatcher, client: Client, placed: bool
+) -> None:
+    """Mail to a live workload whose workflow is gone starts a new one from what Postgres says, and reaches it."""
+    name = town.running() if placed else town.submit()
+    await dispatcher._deliver_batch()
+    await client.get_workflow_handle(ids.workload_workflow_id(name)).terminate()
+    _mail(town, name, by="ada")
+    await dispatcher._deliver_batch()
+    found = await told_workload(client, name)
+    assert (found.state["attempt"], found.state["placed"]) == (int(placed), placed)
+    assert [m["detail"] for m in found.mails] == [{"by": "ada"}]
+    described = await client.get_workflow_handle(ids.workload_workflow_id(name)).describe()
+    assert {p.key.name: p.value for p in described.typed_search_attributes}[TENANT] == "t"
+    assert _due(town) == []
+
+
+async def test_a_start_that_comes_twice(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """A second start finds the workflow that runs, and leaves it alone."""
+    name = town.submit()
+    with town.session() as session:
+        outbox.start_workload(session, name, attempt=4, placed=True)
+    await dispatcher._deliver_batch()
+    assert (await told_workload(client, name)).state["attempt"] == 0
+    assert _due(town) == []
+
+
+async def test_a_copy_is_started_once(town: World, dispatcher: Dispatcher, client: Client) -> None:
+    """A table's copy to a region has one workflow, however often it is asked for."""
+    table = f"words-{town.prefix}"
+    for _ in range(2):
+        with town.session() as session:
+            outbox.replicate(session, table, "east", "west")
+        await dispatcher._deliver_batch()
+    found = await told(client, ids.replica_workflow_id(table, "west"))
+    assert found is not None
+    assert found.state == {"table": table, "source_region": "east", "target_region": "west"}
+    assert _due(town) == []
+
+
+async def test_rows_that_mean_nothing_are_set_aside(
+    town: World, dispatcher: Dispatcher, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unknown kind, and a body that nobody can read, are logged and done with; what follows them is delivered."""
+    name = town.submit()
+    rubbish: list[tuple[str, str | None, dict[str, Any]]] = [
+        ("nonsense", None, {}),
+        ("nonsense", name, {}),
+        ("mail", name, {"kind": "love", "attempt": 0, "detail": {}}),
+        ("mail", name, {"kind": "cancel"}),
+        ("mail", None, {"kind": "cancel", "attempt": 0, "detail": {}}),
+        ("start", name, {"spell": 1}),
+        ("start", None, {}),
+        ("replicate", None, {"table": "words"}),
+    ]
+    for row in rubbish:
+        _put(town, *row)
+    _mail(town, name, by="ada")
+    await dispatcher._deliver_batch()
+    assert _due(town) == []
+    assert [m["detail"] for m in (await told_workload(client, name)).mails] == [{"by": "ada"}]
+    assert len([r for r in caplog.records if "is set aside" in r.getMessage()]) == len(rubbish)
+
+
+async def test_who_refuses_its_mail_keeps_nobody_else_from_theirs(
+    town: World, dispatcher: Dispatcher, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mail that Temporal refuses holds back what follows it for the same workload, and nothing of any other's."""
+    monkeypatch.setattr(dispatch, "_BATCH", 20)
+    refusing, other = town.submit(), town.submit()
+    await dispatcher._deliver_batch()
+    _mail(town, refusing, by="x" * (3 << 20))
+    for _ in range(30):
+        _mail(town, refusing, by="ada")
+    _mail(town, other, by="ada")
+    for _ in range(3):
+        await dispatcher._deliver_batch()
+    assert len((await told_workload(client, other)).mails) == 1
+    assert (await told_workload(client, refusing)).mails == []
+    assert set(_due(town)) == {("mail", refusing)} and len(_due(town)) == 31
+    with town.session() as session:
+        first = session.scalars(select(Outbox.id).where(Outbox.delivered_at.is_(None)).order_by(Outbox.id)).first()
+        session.execute(update(Outbox).where(Outbox.id == first).values(delivered_at=func.now()))
+    for rest in dispatcher._resting.values():
+        rest.until_s = 0.0
+    while await dispatcher._deliver_batch():
+        pass
+    assert len((await told_workload(client, refusing)).mails) == 30
+    assert _due(town) == [] and dispatcher._resting == {}
+
+
+async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -> None:
+    """A receiver that goes on refusing is tried less and less often, and never forgotten."""
+    refusing = town.submit()
+    await dispatcher._deliver_batch()
+    _mail(town, refusing, by="x" * (3 << 20))
+    lengths_s = []
+    for _ in range(8):
+        await dispatcher._deliver_batch()
+        lengths_s.append(dispatcher._resting[refusing].length_s)
+        dispatcher._resting[refusing].until_s = 0.0
+    assert lengths_s == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+async def test_temporal_away_loses_nothing(
+    town: World, database_url: str, client: Client, temporal_address: str
+) -> None:
+    """While Temporal cannot be reached mail waits, unmarked and in order, and is delivered once it can be again."""
+    host, _, port = temporal_address.partition(":")
+    door = Door((host, int(port)), free_port())
+    await door.open()
+    through = await Client.connect(
+        f"127.0.0.1:{door.port}", data_converter=pydantic_data_converter, retry_config=RetryConfig(50, max_retries=2)
+    )
+    name = town.submit()
+    async with dispatching(town.engine, database_url, through):
+        await until(lambda: not undelivered(town.engine), "the start is delivered")
+        await door.shut()
+        for n in range(5):
+            await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
+        await asyncio.sleep(1.0)
+        assert undelivered(town.engine) == 5
+        await door.open()
+        await until(lambda: not undelivered(town.engine), "the mail is delivered")
+    mails = (await told_workload(client, name)).mails
+    assert list(dict.fromkeys(m["attempt"] for m in mails)) == [0, 1, 2, 3, 4]
+    await door.shut()
+
+
+async def test_postgres_away_loses_nothing(town: World, database_url: str, client: Client) -> None:
+    """A dispatcher that loses Postgres goes on once it is back, listener and all."""
+    url = make_url(database_url)
+    door = Door(("127.0.0.1", int(url.port or 0)), free_port())
+    await door.open()
+    through_url = url.set(port=door.port).render_as_string(hide_password=False)
+    engine = open_engine(through_url)
+    name = town.submit()
+    async with dispatching(engine, through_url, client):
+        await until(lambda: not undelivered(town.engine), "the start is delivered")
+        await door.shut()
+        for n in range(5):
+            await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
+        await asyncio.sleep(1.0)
+        assert undelivered(town.engine) == 5
+        await door.open()
+        await until(lambda: not undelivered(town.engine), "the mail is delivered")
+    engine.dispose()
+    assert [m["attempt"] for m in (await told_workload(client, name)).mails] == [0, 1, 2, 3, 4]
+    await door.shut()

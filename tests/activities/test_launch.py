@@ -1,0 +1,193 @@
+"""The launch description: who runs where as which rank with which slots, and that secrets are only ever sealed."""
+
+import base64
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from nacl.public import PrivateKey, SealedBox
+from temporalio.exceptions import ApplicationError
+
+from agent.launch import LaunchDescription
+from domain import ids
+from domain.phases import Phase
+from domain.protocol import LaunchPlan, StageRequest
+from domain.spec import CheckpointSpec, LimitsSpec
+from infra.db.models import Archive, Secret, Workload
+from infra.keys import encrypt_secret, load_master_key
+from tests.activities.world import World, job
+
+PLAIN = "s3cret-value-that-nobody-may-see"
+
+
+@pytest.fixture
+def keys(world: World) -> dict[str, PrivateKey]:
+    """A region with three machines in two racks, and their private keys."""
+    world.region("r")
+    keys = {f"r/c/m{n}": PrivateKey.generate() for n in range(3)}
+    for (machine, key), rack in zip(keys.items(), ("k2", "k1", "k2"), strict=True):
+        world.machine(machine, 2, rack=rack, public_key=base64.b64encode(bytes(key.public_key)).decode())
+    load_master_key(world.settings.master_key_path, create=True)
+    return keys
+
+
+def _stage(world: World, workload: str, attempt: int = 1) -> tuple[LaunchPlan, LaunchDescription]:
+    plan = world.launch.stage(StageRequest(workload, attempt))
+    return plan, LaunchDescription.model_validate_json(world.bucket(plan.region).get(plan.launch_key))
+
+
+def _secret(world: World, name: str, value: str) -> None:
+    key = load_master_key(world.settings.master_key_path)
+    with world.session() as session:
+        session.merge(Secret(tenant="t", name=name, box=encrypt_secret(key, value)))
+
+
+@pytest.mark.usefixtures("keys")
+def test_who_runs_where(world: World) -> None:
+    """Each task has its rank in its job and on its machine; nodes go by rack; slots of a machine are never shared."""
+    world.table("words", 1, "r")
+    workload = world.running(
+        job("train", tasks=4, gpus=1, env={"A": "1"}),
+        job("eval", tasks=1, gpus=2),
+        job("log", tasks=2, gpus=0),
+        tables=("words",),
+        files={"a/b.txt": "hello"},
+        checkpoint=CheckpointSpec(interval_s=5, grace_s=7, keep=3),
+        limits=LimitsSpec(max_runtime_s=99, retries=3),
+    )
+    plan, launch = _stage(world, workload)
+    assert launch.workload_id == workload and (launch.tenant, launch.attempt, launch.region) == ("t", 1, "r")
+    by_job = defaultdict(list)
+    taken: dict[str, list[int]] = defaultdict(list)
+    for task in launch.tasks:
+        by_job[task.job].append(task)
+        taken[task.machine].extend(task.slots)
+        assert len(task.slots) == {"train": 1, "eval": 2, "log": 0}[task.job]
+    for slots in taken.values():
+        assert len(slots) == len(set(slots))
+    assert sum(map(len, taken.values())) == 6
+    nodes = [n.machine for n in plan.nodes]
+    assert nodes == sorted(nodes, key=lambda m: (m != "r/c/m1", m))  # rack k1 before k2
+    for name, tasks in by_job.items():
+        tasks.sort(key=lambda t: t.task)
+        assert [(t.task, t.rank, t.world_size) for t in tasks] == [(i, i, len(tasks)) for i in range(len(tasks))]
+        used = [m for m in nodes if m in {t.machine for t in tasks}]
+        for task in tasks:
+            here = [t for t in tasks if t.machine == task.machine]
+            assert (task.node_rank, task.local_world_size) == (used.index(task.machine), len(here))
+            assert task.local_rank == here.index(task)
+        assert launch.jobs[name].master_machine == tasks[0].machine
+        assert [n.machine for n in plan.nodes if name in n.leads_jobs] == [tasks[0].machine]
+    assert launch.jobs["train"].env == {"A": "1"} and launch.files == {"a/b.txt": "hello"}
+    bucket = world.bucket("r")
+    assert launch.checkpoint.uri == bucket.uri(ids.checkpoint_prefix(workload))
+    assert launch.tables == {"words": bucket.uri("tables/words/")}
+    assert (launch.checkpoint.interval_s, launch.checkpoint.grace_s, launch.checkpoint.keep) == (5, 7, 3)
+    assert (plan.tasks, plan.grace_s, plan.max_runtime_s, plan.retries) == (7, 7, 99, 3)
+    assert (plan.checkpoint_region, plan.launch_key) == (None, ids.launch_key(workload, 1))
+
+
+@pytest.mark.usefixtures("keys")
+def test_staging_again_writes_the_same(world: World) -> None:
+    """Staged twice the description is the same, byte for byte, but for its sealed boxes; so is the plan."""
+    plain = world.running(job(tasks=3))
+    plan, _ = _stage(world, plain)
+    first = world.bucket("r").get(plan.launch_key)
+    assert _stage(world, plain)[0] == plan
+    assert world.bucket("r").get(plan.launch_key) == first
+    _secret(world, "token", PLAIN)
+    secret = world.running(job(tasks=3, secrets={"TOKEN": "token"}))
+    one, other = (_stage(world, secret)[1] for _ in range(2))
+    assert one != other
+    assert one.model_copy(update={"sealed_secrets": {}}) == other.model_copy(update={"sealed_secrets": {}})
+
+
+def test_secrets_are_only_ever_sealed(world: World, keys: dict[str, PrivateKey], tmp_path: Path) -> None:
+    """Each machine can open the secrets of the jobs that run there, and no file and no row has one in the clear."""
+    _secret(world, "token", PLAIN)
+    workload = world.running(
+        job("a", tasks=1, gpus=2, secrets={"TOKEN": "token"}),
+        job("b", tasks=1, gpus=2, secrets={"PASS": "token", "TOKEN": "token"}),
+        job("c", tasks=1, gpus=2),
+    )
+    _, launch = _stage(world, workload)
+    where = {task.job: task.machine for task in launch.tasks}
+    opened = {
+        machine: json.loads(SealedBox(keys[machine]).decrypt(base64.b64decode(box)))
+        for machine, box in launch.sealed_secrets.items()
+    }
+    assert opened[where["a"]] == {"a": {"TOKEN": PLAIN}}
+    assert opened[where["b"]] == {"b": {"PASS": PLAIN, "TOKEN": PLAIN}}
+    assert opened[where["c"]] == {"c": {}}
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) >= 2 and not any(PLAIN.encode() in body for body in written)
+    dump = "\n".join(row for rows in world.dump().values() for row in rows)
+    assert PLAIN not in dump and PLAIN.encode().hex() not in dump
+
+
+@pytest.mark.usefixtures("keys")
+def test_a_secret_that_is_gone(world: World) -> None:
+    """A launch that lacks a secret says which, writes nothing, and goes on once the secret is back."""
+    workload = world.running(job(secrets={"TOKEN": "token"}))
+    with pytest.raises(ApplicationError, match="tenant t has no secret token any more") as caught:
+        _stage(world, workload)
+    assert caught.value.type == "MissingSecret" and not caught.value.non_retryable
+    assert world.bucket("r").size(ids.launch_key(workload, 1)) is None
+    _secret(world, "token", PLAIN)
+    _stage(world, workload)
+
+
+@pytest.mark.usefixtures("keys")
+def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
+    """An uploaded archive is put into the region's bucket once; one that is gone from both is an error that says so."""
+    sha256 = "ab" * 32
+    workload = world.running(workdir=sha256)
+    with pytest.raises(ApplicationError, match=f"archive {sha256} is not there any more"):
+        _stage(world, workload)
+    with world.session() as session:
+        session.add(Archive(tenant="t", sha256=sha256, body=b"archive"))
+    _, launch = _stage(world, workload)
+    assert launch.workdir == sha256
+    (path,) = tmp_path.rglob(f"{sha256}.tar.gz")
+    assert path.read_bytes() == b"archive"
+    before = path.stat()
+    _stage(world, workload)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
+    path.write_bytes(b"half")
+    _stage(world, workload)
+    assert path.read_bytes() == b"archive"
+    with world.session() as session:
+        session.delete(session.get_one(Archive, ("t", sha256)))
+    _stage(world, workload)
+
+
+@pytest.mark.usefixtures("keys")
+def test_an_attempt_that_is_over_can_still_be_described(world: World) -> None:
+    """Who clears up after a lost workflow finds where an attempt ran; one that never was is an error for good."""
+    workload = world.running(job(tasks=2))
+    plan, _ = _stage(world, workload)
+    world.release(workload, Phase.PREEMPTED)
+    assert _stage(world, workload)[0].nodes == plan.nodes
+    with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} holds nothing") as caught:
+        _stage(world, workload, 5)
+    assert caught.value.non_retryable
+
+
+@pytest.mark.usefixtures("keys")
+def test_where_the_checkpoint_is(world: World) -> None:
+    """From its staging on, an attempt's region is where the newest checkpoint is; a late word changes nothing."""
+    workload = world.running(job(gpus=2))
+    assert _stage(world, workload)[0].checkpoint_region is None
+    world.launch.staged_here(StageRequest(workload, 1))
+    assert world.workload(workload).checkpoint_region == "r"
+    world.release(workload, Phase.PREEMPTED)
+    world.alter(Workload, workload, checkpoint_region="elsewhere")
+    world.launch.staged_here(StageRequest(workload, 1))
+    assert world.workload(workload).checkpoint_region == "elsewhere"
+    world.tick()
+    world.launch.staged_here(StageRequest(workload, 1))
+    assert world.workload(workload).checkpoint_region == "elsewhere"
+    assert _stage(world, workload, 2)[0].checkpoint_region == "elsewhere"
+    world.launch.staged_here(StageRequest(workload, 2))
+    assert world.workload(workload).checkpoint_region == "r"

@@ -1,0 +1,180 @@
+"""Machines come, go and come back; what they ran is kept, stopped or told accordingly."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from temporalio.exceptions import ApplicationError
+
+from domain.phases import Phase
+from infra.db.models import Cluster, Machine
+from tests.activities.invariants import check
+from tests.activities.world import GIB, World, job
+
+M = "r/c/m"
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """One region, and no machine yet."""
+    world.region("r")
+    return world
+
+
+def _row(world: World) -> Machine:
+    with world.session() as session:
+        return session.get_one(Machine, M)
+
+
+def test_a_new_machine(fleet: World) -> None:
+    """A machine that says hello for the first time joins, in a cluster made for it, and is ready once it attends."""
+    hello = fleet.hello(M, 4, runs=["wl-old.3"])
+    wakes = fleet.put_out("wake")
+    welcome = fleet.machines.register(hello)
+    assert welcome.stop == ["wl-old.3"]
+    assert welcome.heartbeat_timeout_s == fleet.settings.lifecycle.heartbeat_timeout_s
+    row = _row(fleet)
+    assert (row.state, row.gpus, row.free_cpus_milli, row.free_memory_bytes) == ("joining", 4, 16_000, 64 * GIB)
+    with fleet.session() as session:
+        assert [(c.region, c.name) for c in session.scalars(select(Cluster))] == [("r", "c")]
+    workload = fleet.submit()
+    fleet.tick()
+    assert fleet.waiting(workload) == ["no_hardware r"]
+    fleet.machines.ready(fleet.attend(M))
+    fleet.machines.ready(fleet.attend(M))
+    assert len(fleet.events(kind="machine.ready")) == 1 and fleet.put_out("wake") == wakes + 2
+    assert fleet.tick().awarded == 1
+    assert fleet.machines.register(hello) == welcome
+
+
+def test_an_agent_that_restarts_keeps_its_runs(fleet: World) -> None:
+    """On the same boot a machine stays ready: what belongs there runs on, and what does not is to be stopped."""
+    fleet.machine(M)
+    workload, over = fleet.running(), fleet.running()
+    fleet.release(over, Phase.SUCCEEDED)
+    fleet.delivered()
+    welcome = fleet.machine(M, runs=[f"{workload}.1", f"{over}.1", f"{workload}.0"], address="10.1.1.1")
+    assert welcome.stop == sorted([f"{over}.1", f"{workload}.0"])
+    assert (_row(fleet).state, _row(fleet).address) == ("ready", "10.1.1.1")
+    assert [m["kind"] for m in fleet.mail(workload)] == ["awarded"]
+    assert len(fleet.events(kind="machine.ready")) == 1
+
+
+def test_a_machine_that_was_rebooted_has_lost_its_gangs(fleet: World) -> None:
+    """After a boot the gangs are told that the machine was lost, once, and it takes no work before it is ready."""
+    fleet.machine(M)
+    workload = fleet.running()
+    hello = fleet.hello(M, incarnation="boot-2", runs=[f"{workload}.1"])
+    for _ in range(2):
+        assert fleet.machines.register(hello).stop == [f"{workload}.1"]
+        assert _row(fleet).state == "joining"
+        assert fleet.mail(workload, "machine_lost") == [
+            {"kind": "machine_lost", "attempt": 1, "detail": {"machine": M}}
+        ]
+    fleet.machines.ready(fleet.attend(M, "boot-1"))
+    assert _row(fleet).state == "joining"
+    fleet.machines.ready(fleet.attend(M, "boot-2"))
+    assert (_row(fleet).state, _row(fleet).lost_at) == ("ready", None)
+    fleet.release(workload, Phase.PENDING, blames=M)
+    assert fleet.tick().awarded == 1
+    check(fleet)
+
+
+def test_a_lost_machine_and_its_gangs(fleet: World) -> None:
+    """A loss is told to all who hold or were promised something there, once however often it is reported."""
+    fleet.tenant("high", level=1)
+    fleet.machine(M)
+    low = fleet.running(job(gpus=4))
+    high = fleet.submit(job(gpus=4), tenant="high")
+    fleet.tick()
+    for _ in range(2):
+        fleet.machines.lost(fleet.attend(M))
+    assert (_row(fleet).state, len(fleet.events(kind="machine.lost"))) == ("lost", 1)
+    for workload in (low, high):
+        assert len(fleet.mail(workload, "machine_lost")) == 1
+    fleet.release(low, Phase.PENDING, blames=M)
+    fleet.release(high, Phase.PENDING, blames=M)
+    assert fleet.masks(M) == (0, 0)
+    fleet.tick()
+    assert fleet.waiting(high) == ["no_hardware r"]
+    check(fleet)
+
+
+def test_a_loss_of_an_earlier_boot_is_no_news(fleet: World) -> None:
+    """A loss that is reported late, about the boot before, changes nothing."""
+    fleet.machine(M, incarnation="boot-1")
+    fleet.machine(M, incarnation="boot-2")
+    before = fleet.dump()
+    fleet.machines.lost(fleet.attend(M, "boot-1"))
+    assert fleet.dump() == before
+
+
+def test_a_machine_that_comes_back_after_it_was_lost_stops_everything(fleet: World) -> None:
+    """What ran through a partition is stopped before the machine is ready, also of gangs not yet released."""
+    fleet.machine(M)
+    slow, released = fleet.running(), fleet.running()
+    fleet.machines.lost(fleet.attend(M))
+    fleet.release(released, Phase.PENDING, blames=M)
+    hello = fleet.hello(M, runs=[f"{slow}.1", f"{released}.1"])
+    for _ in range(2):  # a registration may be carried out again
+        assert fleet.machines.register(hello).stop == [f"{slow}.1", f"{released}.1"]
+    fleet.machines.ready(fleet.attend(M))
+    assert fleet.machines.register(hello).stop == [f"{released}.1"]
+    assert _row(fleet).state == "ready"
+
+
+@pytest.mark.parametrize("more", [{"gpus": 8}, {"cpus_milli": 99_000}, {"memory_bytes": 99 * GIB}])
+def test_a_machine_that_grew(fleet: World, more: dict[str, Any]) -> None:
+    """More GPUs, CPUs or memory are there to be used at the next hello, beside what is held."""
+    fleet.machine(M)
+    fleet.running(job(gpus=3, cpus_milli=1000))
+    fleet.machine(M, **more)
+    row = _row(fleet)
+    for name, value in more.items():
+        assert getattr(row, name) == value
+    assert (row.state, row.held) == ("ready", 0b111)
+    check(fleet)
+
+
+@pytest.mark.parametrize("less", [{"gpus": 2}, {"cpus_milli": 500}, {"memory_bytes": 1 << 19}])
+@pytest.mark.parametrize("incarnation", ["boot-1", "boot-2"])
+def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], incarnation: str) -> None:
+    """A machine with less than is held there takes no work until that has ended; after a boot its gangs know."""
+    fleet.machine(M)
+    workload = fleet.running(job(gpus=3, cpus_milli=1000))
+    hello = fleet.hello(M, **less, incarnation=incarnation, runs=[f"{workload}.1"])
+    for _ in range(2):
+        with pytest.raises(ApplicationError, match="more is held there") as caught:
+            fleet.machines.register(hello)
+        assert not caught.value.non_retryable
+        assert _row(fleet).state == "joining"
+    assert len(fleet.mail(workload, "machine_lost")) == (incarnation == "boot-2")
+    check(fleet)
+    fleet.release(workload, Phase.PENDING)
+    fleet.machines.register(hello)
+    fleet.machines.ready(fleet.attend(M, incarnation))
+    row = _row(fleet)
+    assert row.state == "ready" and all(getattr(row, name) == value for name, value in less.items())
+    check(fleet)
+
+
+def test_a_hello_that_cannot_be(fleet: World) -> None:
+    """Too many GPUs are refused for good; an unknown region may be known at the next try; neither is kept."""
+    before = fleet.dump()
+    with pytest.raises(ApplicationError, match="gpus: 63 is not between 0 and 62") as caught:
+        fleet.machines.register(fleet.hello(M, 63))
+    assert caught.value.non_retryable
+    with pytest.raises(ApplicationError, match="no region moon") as caught:
+        fleet.machines.register(fleet.hello("moon/c/m"))
+    assert not caught.value.non_retryable
+    assert fleet.dump() == before
+
+
+def test_a_cordon_outlives_a_boot(fleet: World) -> None:
+    """What an operator said of a machine still holds when it comes back."""
+    fleet.machine(M)
+    fleet.alter(Machine, M, cordon={"code": "cordoned_by_operator", "detail": {}}, draining=True, failed_gangs=1)
+    fleet.machines.lost(fleet.attend(M))
+    fleet.machine(M, incarnation="boot-2")
+    row = _row(fleet)
+    assert row.state == "ready" and row.cordon is not None and row.draining and row.failed_gangs == 1

@@ -1,0 +1,176 @@
+"""Data that is brought to hardware where no region has both: to which region, once, and what is told meanwhile."""
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.copies import CopyActivities
+from activities.on_demand import lacks_only_data
+from domain.protocol import ReplicateTable
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import Bid
+from infra.db.models import Machine, Replica, Table
+from tests.activities.world import World, job
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """A table in `home`, which has no machines; machines in `east` and `west`, which have no table."""
+    for region in ("east", "home", "west"):
+        world.region(region)
+    world.machine("east/c/m", 4)
+    world.machine("west/c/m", 4)
+    world.table("words", 1000, "home")
+    return world
+
+
+def _copies(world: World) -> list[tuple[str, str, str | None]]:
+    return [(e["region"], e["detail"]["table"], e["workload"]) for e in world.events(kind="replica.copying")]
+
+
+def test_a_copy_is_started_once_and_shown(fleet: World) -> None:
+    """The table is copied to the region that could start the workload soonest, once, and its progress is a reason."""
+    fleet.running(job(gpus=4), regions_allowed=("east",))
+    workload = fleet.submit(job(gpus=2), tables=("words",))
+    for _ in range(3):
+        fleet.tick()
+        assert fleet.waiting(workload) == [
+            "replicating_data west",
+            "data_not_here east",
+            "no_hardware home",
+            "data_not_here west",
+        ]
+    assert _copies(fleet) == [("west", "words", workload)]
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.state, row.source_region, row.requested_by) == ("copying", "home", workload)
+    assert fleet.put_out("replicate") == 1
+    fleet.alter(Replica, ("words", "west"), done_bytes=400)
+    fleet.tick()
+    assert fleet.reasons(workload)[0]["detail"] == {
+        "table": "words", "region": "west", "done_bytes": 400, "total_bytes": 1000,
+    }  # fmt: skip
+
+
+def test_a_complete_copy_places_the_workload(fleet: World) -> None:
+    """Once the copy is complete a scan is asked for, and the workload is placed beside it."""
+    fleet.bucket("home").put("tables/words/part-0", bytes(1000))
+    workload = fleet.submit(job(gpus=2), tables=("words",), regions_excluded=("east",))
+    fleet.tick()
+    wakes = fleet.put_out("wake")
+    copies = CopyActivities(fleet.engine, fleet.settings)
+    assert ActivityEnvironment().run(copies.copy_table, ReplicateTable("words", "home", "west")) == 1000
+    assert fleet.put_out("wake") == wakes + 1
+    assert fleet.tick().awarded == 1
+    assert fleet.workload(workload).region == "west" and fleet.reasons(workload) == []
+
+
+def test_where_nothing_is_free_the_region_that_can_place_most(fleet: World) -> None:
+    """Where no region could start it now, the data goes to where the most of its tasks fit."""
+    fleet.running(job(gpus=3), regions_allowed=("east",))
+    fleet.running(job(gpus=1), regions_allowed=("west",))
+    workload = fleet.submit(job(tasks=4, gpus=1), tables=("words",))
+    fleet.tick()
+    assert _copies(fleet) == [("west", "words", workload)]
+
+
+def test_a_second_workload_waits_for_the_first_ones_copy(fleet: World) -> None:
+    """A region to which the data is on its way already is as good as any: no second copy is started."""
+    first = fleet.submit(job(gpus=4), tables=("words",))
+    fleet.tick()
+    ((target, _, _),) = _copies(fleet)
+    fleet.running(job(gpus=4), regions_allowed=(target,))
+    second = fleet.submit(job(gpus=2), tables=("words",))
+    fleet.tick()
+    assert _copies(fleet) == [(target, "words", first)]
+    assert fleet.waiting(second)[0] == f"replicating_data {target}"
+
+
+def test_only_what_is_missing_is_copied(fleet: World) -> None:
+    """Of several tables those that the region lacks are copied, from home where that is complete, else from another."""
+    fleet.table("images", 10, "west")
+    fleet.table("sounds", 10, "east", "home", home="east")
+    workload = fleet.submit(job(gpus=4), tables=("images", "sounds", "words"), regions_excluded=("east",))
+    fleet.tick()
+    assert sorted(_copies(fleet)) == [("west", "sounds", workload), ("west", "words", workload)]
+    with fleet.session() as session:
+        assert session.get_one(Replica, ("sounds", "west")).source_region == "east"
+    assert fleet.waiting(workload)[:2] == ["replicating_data west"] * 2
+
+
+def test_data_that_is_nowhere(fleet: World) -> None:
+    """A table without any complete replica, or that was forgotten meanwhile, is said to be nowhere."""
+    fleet.alter(Replica, ("words", "home"), state="copying")
+    first = fleet.submit(job(gpus=1), tables=("words",))
+    fleet.table("gone", 1, "home")
+    second = fleet.submit(job(gpus=1), tables=("gone",))
+    with fleet.session() as session:
+        session.delete(session.get_one(Table, "gone"))
+    third = fleet.submit(job(gpus=1))
+    fleet.tick()
+    assert fleet.waiting(first)[0] == fleet.waiting(second)[0] == "data_nowhere"
+    assert _copies(fleet) == [] and fleet.workload(third).region is not None
+
+
+def test_no_copy_while_a_region_with_the_data_may_only_be_away(fleet: World) -> None:
+    """A region that has the data and does not answer may have the hardware, too: nothing is copied for its sake."""
+    fleet.machine("home/c/m", 4)
+    workload = fleet.submit(job(gpus=1), tables=("words",))
+    fleet.tick("home")
+    assert _copies(fleet) == []
+    assert fleet.waiting(workload) == ["data_not_here east", "region_unreachable home", "data_not_here west"]
+    assert fleet.tick().awarded == 1
+    excluding = fleet.submit(job(gpus=1), tables=("words",), regions_excluded=("home",))
+    fleet.tick("home")
+    assert [w for _, _, w in _copies(fleet)] == [excluding]
+
+
+def test_data_goes_to_no_region_that_is_away(fleet: World) -> None:
+    """A region that does not answer is no target of a copy, however free it may be."""
+    fleet.running(job(gpus=3), regions_allowed=("west",))
+    fleet.submit(job(gpus=2), tables=("words",))
+    fleet.tick("east")
+    assert [region for region, _, _ in _copies(fleet)] == ["west"]
+
+
+def test_no_copy_for_who_only_waits_for_room(fleet: World) -> None:
+    """Where one region has both data and hardware the workload waits for it, and nothing is copied."""
+    fleet.table("images", 10, "east")
+    fleet.running(job(gpus=4), regions_allowed=("east",))
+    workload = fleet.submit(job(gpus=4), tables=("images",))
+    fleet.tick()
+    assert _copies(fleet) == []
+    assert fleet.waiting(workload) == [
+        "insufficient_capacity east",
+        "no_hardware home",
+        "data_not_here home",
+        "data_not_here west",
+    ]
+
+
+def test_no_copy_where_no_region_has_the_hardware(fleet: World) -> None:
+    """A workload that fits nowhere brings no data anywhere."""
+    workload = fleet.submit(job(gpus=8), tables=("words",))
+    fleet.alter(Machine, "west/c/m", cordon={"code": "x", "detail": {}})
+    fleet.tick()
+    assert _copies(fleet) == []
+    assert "no_hardware east" in fleet.waiting(workload) and "no_hardware west" in fleet.waiting(workload)
+
+
+@pytest.mark.parametrize(
+    ("codes", "lacks"),
+    [
+        ([["data_not_here"]], True),
+        ([["data_not_here"], ["no_hardware"]], True),
+        ([["data_not_here"], ["no_hardware", "data_not_here"], ["region_excluded"], ["region_unreachable"]], True),
+        ([["no_hardware", "data_not_here"]], False),
+        ([["no_hardware"], ["region_unreachable"]], False),
+        ([["data_not_here"], ["insufficient_capacity"]], False),
+        ([["data_not_here"], ["award_conflict"]], False),
+        ([["data_not_here"], []], False),
+        ([], False),
+    ],
+)
+def test_when_data_is_all_that_is_lacking(codes: list[list[str]], lacks: bool) -> None:
+    """Data is brought only if it would help some region, and no region that answered has both."""
+    bids = [Bid("w", f"r{n}", None, tuple(Reason(ReasonCode(c)) for c in own)) for n, own in enumerate(codes)]
+    assert lacks_only_data(bids) == lacks

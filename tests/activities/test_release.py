@@ -1,0 +1,161 @@
+"""The end of an attempt and changes of phase: done again or late they change nothing; what progress they keep."""
+
+from datetime import UTC, datetime
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from activities.workloads import set_progress
+from domain.phases import Phase
+from domain.protocol import ReleaseRequest, TaskProgress, TransitionRequest
+from infra.db.models import Attempt, Machine
+from tests.activities.invariants import check
+from tests.activities.world import World, job
+
+M1, M2 = "r/c/m1", "r/c/m2"
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """One region with two machines of one slot."""
+    world.region("r")
+    world.machine(M1, 1)
+    world.machine(M2, 1)
+    return world
+
+
+def test_effects_that_are_carried_out_again_change_nothing(fleet: World) -> None:
+    """Each phase change and the release, done twice, leaves the database as it was after the first time."""
+    workload = fleet.submit(job(tasks=2))
+    fleet.tick()
+    for phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
+        assert fleet.change(workload, phase)
+        before = fleet.dump()
+        assert fleet.change(workload, phase)
+        assert fleet.dump() == before
+    fleet.release(workload, Phase.PREEMPTED)
+    before = fleet.dump()
+    fleet.release(workload, Phase.PREEMPTED)
+    fleet.release(workload, Phase.FAILED)
+    assert fleet.dump() == before
+    check(fleet)
+
+
+def test_effects_on_an_older_attempt_change_nothing(fleet: World) -> None:
+    """What an attempt's workflow does late, after a newer attempt was awarded, is refused and changes nothing."""
+    workload = fleet.running(job(tasks=2))
+    fleet.release(workload, Phase.PENDING)
+    fleet.tick()
+    assert fleet.workload(workload).attempt == 2
+    before = fleet.dump()
+    for phase in (Phase.RUNNING, Phase.CANCELLED, Phase.CHECKPOINTING):
+        assert not fleet.change(workload, phase, attempt=1)
+    fleet.release(workload, Phase.PENDING, attempt=1)
+    fleet.release(workload, Phase.PENDING, attempt=7)
+    assert not fleet.change(workload, Phase.CANCELLED, attempt=0)
+    assert fleet.dump() == before
+
+
+def test_a_phase_that_cannot_follow_is_refused_for_good(fleet: World) -> None:
+    """An illegal transition is an error that no retry mends, and so is an unknown workload; nothing changes."""
+    workload = fleet.submit()
+    before = fleet.dump()
+    with pytest.raises(ApplicationError, match="running cannot follow pending") as caught:
+        fleet.change(workload, Phase.RUNNING)
+    assert caught.value.non_retryable and caught.value.type == "IllegalTransition"
+    with pytest.raises(ApplicationError, match="no workload wl-none") as caught:
+        fleet.workloads.transition(TransitionRequest("wl-none", 1, "running", {}))
+    assert caught.value.non_retryable
+    with pytest.raises(ApplicationError):
+        fleet.workloads.release(ReleaseRequest("wl-none", 1, "pending", {}))
+    assert fleet.dump() == before
+
+
+def test_an_end_wakes_the_scheduler_and_is_told_with_its_numbers(fleet: World) -> None:
+    """A release frees the region, keeps why the attempt ended and how far it got, and asks for a scan."""
+    workload = fleet.running(job(tasks=2))
+    wakes = fleet.put_out("wake")
+    progress = [
+        TaskProgress("main", 0, step=12, resumed_step=4, checkpoint_step=10, checkpoint_at_s=1e9, checkpoint_bytes=77),
+        TaskProgress("main", 1, step=11),
+    ]
+    fleet.release(workload, Phase.SUCCEEDED, progress=progress)
+    row, attempt = fleet.workload(workload), fleet.attempt(workload)
+    assert (row.phase, row.region) == ("succeeded", None) and row.finished_at is not None
+    assert attempt.released_at is not None and attempt.outcome["code"] == "completed"  # type: ignore[index]
+    assert (attempt.last_step, attempt.resumed_step, attempt.checkpoint_step) == (12, 4, 10)
+    assert attempt.checkpoint_at == datetime.fromtimestamp(1e9, UTC)
+    (event,) = fleet.events(workload, "workload.succeeded")
+    assert event["detail"] == {"machines": [M1, M2], "last_step": 12, "checkpoint_step": 10, "resumed_step": 4}
+    assert event["region"] == "r"
+    assert fleet.put_out("wake") == wakes + 1
+    check(fleet)
+
+
+def _attempt() -> Attempt:
+    return Attempt(workload="w", attempt=1, region="r", plan={}, gpu_types={}, cpus_milli=0)
+
+
+def test_progress_only_goes_forward() -> None:
+    """Of what tasks report the newest counts, whoever reports it; what is older is not believed again."""
+    attempt = _attempt()
+    assert set_progress(attempt, [TaskProgress("a", 0, step=5), TaskProgress("a", 1, step=7, resumed_step=2)])
+    assert (attempt.last_step, attempt.resumed_step, attempt.checkpoint_step) == (7, 2, None)
+    late = TaskProgress("a", 0, step=6, checkpoint_step=6, checkpoint_at_s=100.0, checkpoint_bytes=1, checkpoint_s=0.5)
+    assert set_progress(attempt, [late])
+    assert (attempt.last_step, attempt.checkpoint_step, attempt.checkpoint_bytes) == (7, 6, 1)
+    older = TaskProgress("a", 0, checkpoint_step=3, checkpoint_at_s=200.0, checkpoint_bytes=9)
+    assert not set_progress(attempt, [older, TaskProgress("a", 1)])
+    assert (attempt.checkpoint_step, attempt.checkpoint_bytes) == (6, 1)
+    assert not set_progress(attempt, [])
+
+
+@pytest.mark.parametrize("at_s", [1e18, 1e300, 4e9])
+def test_a_checkpoint_from_the_future_counts_as_made_now(fleet: World, at_s: float) -> None:
+    """Whatever time a task claims for its checkpoint, its progress is taken and its attempt can be released."""
+    workload = fleet.running()
+    fleet.release(workload, Phase.PREEMPTED, progress=[TaskProgress("a", 0, checkpoint_step=1, checkpoint_at_s=at_s)])
+    saved = fleet.attempt(workload).checkpoint_at
+    assert saved is not None and abs(saved.timestamp() - datetime.now(UTC).timestamp()) < 60
+
+
+def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
+    """So many gangs in a row that blame a machine cordon it, with the reason and one event; others are not blamed."""
+    for failures in (1, 2):
+        workload = fleet.running(job(tasks=2))
+        fleet.release(workload, Phase.PENDING, blames=M1)
+        with fleet.session() as session:
+            machine, other = session.get_one(Machine, M1), session.get_one(Machine, M2)
+            assert (machine.failed_gangs, other.failed_gangs) == (failures, 0)
+            assert (machine.cordon is not None) == (failures == 2) and other.cordon is None
+        fleet.change(workload, Phase.CANCELLED)
+    assert machine.cordon is not None
+    assert machine.cordon["code"] == "keeps_failing_gangs"
+    assert machine.cordon["detail"] == {"failures": 2, "workload": workload}
+    (event,) = fleet.events(kind="machine.cordoned")
+    assert event["machine"] == M1 and event["reason"] == machine.cordon
+    waits = fleet.submit(job(tasks=2))
+    fleet.tick()
+    assert fleet.waiting(waits) == ["no_hardware r"]
+
+
+def test_a_success_forgets_the_failures(fleet: World) -> None:
+    """Gangs in a row are counted: one that succeeds on the machine starts the count anew; a preemption does not."""
+    ends = [(Phase.PENDING, M1), (Phase.PREEMPTED, None), (Phase.SUCCEEDED, None), (Phase.PENDING, M1)]
+    for phase, blamed in ends:
+        workload = fleet.running(job(tasks=2))
+        fleet.release(workload, phase, blames=blamed)
+        if phase is not Phase.SUCCEEDED:
+            fleet.change(workload, Phase.CANCELLED)
+    with fleet.session() as session:
+        machine = session.get_one(Machine, M1)
+        assert (machine.failed_gangs, machine.cordon) == (1, None)
+
+
+def test_a_machine_that_the_gang_did_not_use_is_not_blamed(fleet: World) -> None:
+    """Blame for a machine on which the attempt held nothing counts for nothing."""
+    workload = fleet.running(job(tasks=1))
+    (own,) = fleet.holdings(workload)
+    fleet.release(workload, Phase.PENDING, blames=M2 if own == M1 else M1)
+    with fleet.session() as session:
+        assert [session.get_one(Machine, m).failed_gangs for m in (M1, M2)] == [0, 0]

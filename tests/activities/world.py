@@ -1,0 +1,359 @@
+"""A small installation for the tests of effects: a real database, files as buckets, and the activities as methods."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, select, text, update
+from sqlalchemy.orm import Session
+
+from activities.auction import AuctionActivities
+from activities.bids import Bidder, RegionActivities
+from activities.launch import LaunchActivities
+from activities.machines import MachineActivities
+from activities.snapshots import published_queue
+from activities.workloads import WorkloadActivities
+from domain.phases import Phase
+from domain.protocol import (
+    Attend,
+    AwardRequest,
+    AwardResult,
+    BidRequest,
+    Hello,
+    ReleaseRequest,
+    ScanTicket,
+    TaskProgress,
+    TransitionRequest,
+    Welcome,
+)
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import Bid
+from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from infra.config import LifecycleSettings, SchedulerSettings, Settings
+from infra.db import events, outbox
+from infra.db.models import (
+    Allocation,
+    Attempt,
+    Base,
+    Eviction,
+    Machine,
+    Outbox,
+    Region,
+    Replica,
+    Table,
+    Tenant,
+    Waiting,
+    Workload,
+)
+from infra.db.session import transaction
+from infra.objects.store import ObjectStore, open_store
+
+GIB = 1 << 30
+WHY = {
+    Phase.PENDING: ReasonCode.MACHINE_LOST,
+    Phase.PREEMPTED: ReasonCode.EVICTED,
+    Phase.SUCCEEDED: ReasonCode.COMPLETED,
+    Phase.FAILED: ReasonCode.RETRIES_EXHAUSTED,
+    Phase.CANCELLED: ReasonCode.CANCELLED_BY_USER,
+}
+
+
+def job(
+    name: str = "main",
+    tasks: int = 1,
+    gpus: int = 1,
+    types: tuple[str, ...] = ("a100",),
+    cpus_milli: int = 100,
+    memory_bytes: int = 1 << 20,
+    **more: Any,
+) -> JobSpec:
+    """A job of so many tasks with so many GPUs each."""
+    resources = ResourceSpec(
+        gpus=gpus, gpu_types=types if gpus else (), cpus_milli=cpus_milli, memory_bytes=memory_bytes
+    )
+    return JobSpec(name=name, role=name, tasks=tasks, resources=resources, argv=more.pop("argv", ("true",)), **more)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The best bid of all regions for a workload, and what the queue says of it."""
+
+    bid: Bid
+    item: Any
+    placed: Any
+
+
+class World:
+    """The installation. Clocks are Postgres's; whatever lasts is written back in time."""
+
+    def __init__(self, engine: Engine, folder: Path, prefix: str = "wl") -> None:
+        self.engine = engine
+        self.folder = folder
+        self.settings = Settings(
+            data_dir=folder,
+            scheduler=SchedulerSettings(min_runtime_s=0),
+            lifecycle=LifecycleSettings(cordon_after_failed_gangs=2),
+        )
+        self.prefix = prefix
+        self._numbers = itertools.count(1)
+        self.configure()
+
+    def configure(self, **scheduler: Any) -> None:
+        """Makes the activities anew, with other constants of the scheduler."""
+        changed = self.settings.scheduler.model_copy(update=scheduler)
+        self.settings = self.settings.model_copy(update={"scheduler": changed})
+        self.workloads = WorkloadActivities(self.engine, self.settings)
+        self.auction = AuctionActivities(self.engine, self.settings)
+        self.regions = RegionActivities(self.engine, self.settings)
+        self.bidder = Bidder(self.engine, self.settings)
+        self.machines = MachineActivities(self.engine, self.settings)
+        self.launch = LaunchActivities(self.engine, self.settings)
+
+    def session(self) -> Any:
+        """A session in one transaction."""
+        return transaction(self.engine)
+
+    # ------------------------------------------------------------------------------------------------- what there is
+
+    def tenant(self, name: str = "t", level: int = 3, gpus: int = 1000, gpu_type: str = "a100") -> None:
+        """A tenant with a quota of one GPU type."""
+        with self.session() as session:
+            session.add(Tenant(name=name, level=level, quota_gpus={gpu_type: gpus}))
+
+    def region(self, name: str) -> ObjectStore:
+        """A region with a bucket of its own."""
+        url = f"file://{self.folder / 'buckets' / name}"
+        with self.session() as session:
+            session.add(Region(name=name, bucket_url=url))
+        return open_store(url)
+
+    def bucket(self, region: str) -> ObjectStore:
+        """A region's bucket."""
+        with self.session() as session:
+            return open_store(session.get_one(Region, region).bucket_url)
+
+    def hello(self, machine: str, gpus: int = 4, **more: Any) -> Hello:
+        """What an agent says at its start."""
+        region, cluster, _ = machine.split("/")
+        fields: dict[str, Any] = {
+            "machine": machine, "region": region, "cluster": cluster, "rack": "k", "gpu_type": "a100", "gpus": gpus,
+            "cpus_milli": 16_000, "memory_bytes": 64 * GIB, "address": "127.0.0.1", "incarnation": "boot-1",
+            "public_key": "",
+        }  # fmt: skip
+        return Hello(**{**fields, **more})
+
+    def machine(self, machine: str, gpus: int = 4, **more: Any) -> Welcome:
+        """A machine that came up and is ready."""
+        hello = self.hello(machine, gpus, **more)
+        welcome = self.machines.register(hello)
+        self.machines.ready(self.attend(machine, hello.incarnation))
+        return welcome
+
+    def attend(self, machine: str, incarnation: str = "boot-1") -> Attend:
+        """A machine as its workflow names it."""
+        return Attend(machine, incarnation, [])
+
+    def table(self, name: str, size_bytes: int, *regions: str, home: str | None = None) -> None:
+        """A table with complete replicas in `regions`."""
+        with self.session() as session:
+            session.add(Table(name=name, size_bytes=size_bytes, home_region=home or regions[0]))
+            session.flush()
+            for region in regions:
+                session.add(Replica(data_table=name, region=region, state="ready", done_bytes=size_bytes))
+
+    def submit(
+        self, *jobs: JobSpec, tenant: str = "t", limits: LimitsSpec | None = None, id_: str | None = None, **more: Any
+    ) -> str:
+        """A workload, written as the API writes it; its id."""
+        name = id_ or f"{self.prefix}-{next(self._numbers):04d}"
+        spec = WorkloadSpec(name=name, tenant=tenant, jobs=jobs or (job(),), limits=limits or LimitsSpec(), **more)
+        reason = Reason(ReasonCode.SCAN_PENDING)
+        with self.session() as session:
+            session.add(
+                Workload(
+                    id=name, tenant=tenant, name=name, spec=spec.model_dump(mode="json"), reason=reason.to_json(),
+                    level=spec.level,
+                )
+            )  # fmt: skip
+            session.flush()
+            events.record(
+                session, "workload.pending", tenant=tenant, workload=name, attempt=0, reason=reason, dedup="submitted"
+            )
+            outbox.start_workload(session, name)
+            outbox.wake_scheduler(session)
+        return name
+
+    # ------------------------------------------------------------------------------------------------ what is done
+
+    def bid(self, *unreachable: str) -> ScanTicket:
+        """One scan, and the bids of all regions but those."""
+        ticket = self.auction.scan()
+        for region in ticket.regions:
+            if region not in unreachable:
+                self.regions.bid(BidRequest(region, ticket.scan, ticket.workloads))
+        return ticket
+
+    def award(self, ticket: ScanTicket, *unreachable: str, only: Sequence[str] | None = None) -> AwardResult:
+        """The award of the bids on all workloads of a scan, or on some of them."""
+        names = ticket.workloads if only is None else list(only)
+        return self.auction.award(AwardRequest(ticket.scan, names, ticket.regions, list(unreachable), 30.0))
+
+    def tick(self, *unreachable: str) -> AwardResult:
+        """One scan, its bids, its awards."""
+        return self.award(self.bid(*unreachable), *unreachable)
+
+    def offer(self, workload: str) -> Offer:
+        """The best bid for a workload, now; nothing is awarded."""
+        self.auction.scan()
+        with self.session() as session:
+            queue = published_queue(session)
+            names = session.scalars(select(Region.name).order_by(Region.name)).all()
+        bids = [b for region in names for b in self.bidder.bids(region, [workload], queue) if b.plan is not None]
+        assert bids, f"no region has a plan for {workload}"
+        best = min(bids, key=lambda b: b.plan.key if b.plan else ())
+        return Offer(best, queue.items[workload], queue.placed)
+
+    def accept(self, offer: Offer) -> bool:
+        """The one transaction that awards a bid."""
+        assert offer.bid.plan is not None
+        return self.auction._award_one(offer.bid.plan, offer.bid.victim_attempts, offer.item, offer.placed)
+
+    def change(self, workload: str, phase: Phase, attempt: int | None = None) -> bool:
+        """A phase change by its workflow."""
+        number = self.workload(workload).attempt if attempt is None else attempt
+        reason = Reason(WHY.get(phase, ReasonCode.STARTING_TASKS)).to_json()
+        return self.workloads.transition(TransitionRequest(workload, number, phase.value, reason))
+
+    def run(self, workload: str, ago_s: float = 0.0) -> None:
+        """Brings a placed workload to where its tasks run, and have run for so long."""
+        self.change(workload, Phase.PROVISIONING)
+        self.change(workload, Phase.RUNNING)
+        with self.session() as session:
+            session.execute(
+                text(
+                    "update attempt set started_at = now() - make_interval(secs => :s),"
+                    " awarded_at = now() - make_interval(secs => :s) where workload = :w and released_at is null"
+                ),
+                {"s": ago_s, "w": workload},
+            )
+
+    def release(
+        self, workload: str, phase: Phase, attempt: int | None = None, blames: str | None = None,
+        progress: Sequence[TaskProgress] = (),
+    ) -> None:  # fmt: skip
+        """The end of an attempt, by its workflow."""
+        number = self.workload(workload).attempt if attempt is None else attempt
+        reason = Reason(WHY[phase]).to_json()
+        self.workloads.release(ReleaseRequest(workload, number, phase.value, reason, list(progress), blames))
+
+    def running(self, *jobs: JobSpec, ago_s: float = 600.0, **more: Any) -> str:
+        """A workload that has been submitted, awarded and run for a while."""
+        workload = self.submit(*jobs, **more)
+        self.tick()
+        self.run(workload, ago_s)
+        return workload
+
+    def alter(self, model: type[Base], ids: Any, **values: Any) -> None:
+        """Changes a row behind everybody's back."""
+        with self.session() as session:
+            row = session.get_one(model, ids)
+            for name, value in values.items():
+                setattr(row, name, value)
+
+    def saved(self, workload: str, ago_s: float) -> None:
+        """Its newest attempt saved a checkpoint so long ago."""
+        with self.session() as session:
+            session.execute(
+                text(
+                    "update attempt set checkpoint_step = 1, checkpoint_at = now() - make_interval(secs => :s)"
+                    " where workload = :w and released_at is null"
+                ),
+                {"s": ago_s, "w": workload},
+            )
+
+    def delivered(self) -> None:
+        """All mail so far counts as delivered."""
+        with self.session() as session:
+            session.execute(update(Outbox).values(delivered_at=text("now()")))
+
+    # ------------------------------------------------------------------------------------------------- what is seen
+
+    def workload(self, workload: str) -> Workload:
+        """Its row."""
+        with self.session() as session:
+            return session.get_one(Workload, workload)
+
+    def attempt(self, workload: str, number: int | None = None) -> Attempt:
+        """An attempt's row: the newest, unless told otherwise."""
+        with self.session() as session:
+            return session.get_one(Attempt, (workload, number or session.get_one(Workload, workload).attempt))
+
+    def holdings(self, workload: str, number: int | None = None) -> dict[str, tuple[int, int]]:
+        """Machine to (slots held, slots awaited) of its newest attempt, released or not."""
+        with self.session() as session:
+            number = number or session.get_one(Workload, workload).attempt
+            rows = session.scalars(
+                select(Allocation).where(Allocation.workload == workload, Allocation.attempt == number)
+            )
+            return {row.machine: (row.slots, row.awaited) for row in rows}
+
+    def masks(self, machine: str) -> tuple[int, int]:
+        """A machine's slots that are held, and promised."""
+        with self.session() as session:
+            row = session.get_one(Machine, machine)
+            return row.held, row.promised
+
+    def mail(self, workload: str, kind: str | None = None) -> list[dict[str, Any]]:
+        """All mail to a workload's workflow, delivered or not, in order; of one kind."""
+        with self.session() as session:
+            rows = session.scalars(
+                select(Outbox).where(Outbox.workload == workload, Outbox.kind == "mail").order_by(Outbox.id)
+            )
+            return [row.body for row in rows if kind is None or row.body["kind"] == kind]
+
+    def put_out(self, kind: str) -> int:
+        """How many rows of a kind the outbox has had."""
+        with self.session() as session:
+            return len(session.scalars(select(Outbox.id).where(Outbox.kind == kind)).all())
+
+    def waiting(self, workload: str) -> list[str]:
+        """Why it waits: codes, each with its region where it has one."""
+        return [" ".join([r["code"], *([r["detail"]["region"]] if "region" in r["detail"] else [])])
+                for r in self.reasons(workload)]  # fmt: skip
+
+    def reasons(self, workload: str) -> list[dict[str, Any]]:
+        """Why it waits, in full."""
+        with self.session() as session:
+            row = session.get(Waiting, workload)
+            return list(row.reasons["reasons"]) if row is not None else []
+
+    def evictions(self) -> set[tuple[str, int, str, int]]:
+        """Evictor, its attempt, victim, its attempt."""
+        with self.session() as session:
+            rows = session.scalars(select(Eviction))
+            return {(r.evictor, r.evictor_attempt, r.victim, r.victim_attempt) for r in rows}
+
+    def events(self, workload: str | None = None, kind: str | None = None) -> list[dict[str, Any]]:
+        """Events in order, as mappings."""
+        with self.session() as session:
+            rows = session.execute(text("select * from event order by id")).mappings()
+            return [dict(r) for r in rows if workload in (None, r["workload"]) and (kind is None or r["kind"] == kind)]
+
+    def dump(self) -> dict[str, list[str]]:
+        """Every row of every table, as text."""
+        with self.session() as session:
+            return {
+                table.name: list(session.scalars(text(f'select t::text from "{table.name}" t order by 1')))
+                for table in Base.metadata.sorted_tables
+            }
+
+
+def by_workload(session: Session) -> dict[str, list[Allocation]]:
+    """The live allocations of each workload."""
+    out: dict[str, list[Allocation]] = defaultdict(list)
+    for row in session.scalars(select(Allocation).where(Allocation.released_at.is_(None))):
+        out[row.workload].append(row)
+    return out

@@ -1,0 +1,194 @@
+"""Node agents as workflows see them: real Temporal workers on agents' queues whose tasks do what a test says."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from domain.ids import agent_queue
+from domain.protocol import (
+    Activity,
+    Attend,
+    NodeHeartbeat,
+    NodeOutcome,
+    NodePrepared,
+    PrepareNode,
+    RunNode,
+    StopNode,
+    TaskExit,
+    TaskProgress,
+)
+
+R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend)
+_LOOK_S = 0.02
+
+
+async def until(holds: Callable[[], Any], what: str, patience_s: float = 20.0) -> None:
+    """Waits until `holds`; fails with `what` where it never does."""
+    give_up_s = asyncio.get_running_loop().time() + patience_s
+    while not holds():
+        assert asyncio.get_running_loop().time() < give_up_s, f"it never came true: {what}"
+        await asyncio.sleep(_LOOK_S)
+
+
+class _Attempt:
+    """What runs here of one attempt of a workload: a single task."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.watched = False
+        self.told = False
+        self.outcome: NodeOutcome | None = None
+        """How it ended by itself."""
+        self.progress: list[TaskProgress] = []
+
+
+class Agent:
+    """One machine's agent. Unscripted, its tasks run until they are stopped and then end by SIGTERM."""
+
+    def __init__(self, client: Client, machine: str, task: int = 0) -> None:
+        self.machine = machine
+        self.asked: list[tuple[Activity, Any]] = []
+        """Every try of an activity that reached this agent."""
+        self.errors: dict[Activity, list[ApplicationError | RuntimeError]] = defaultdict(list)
+        """Raised by the next tries of an activity, one each, before it does anything."""
+        self.refusals: dict[Activity, str] = {}
+        """What activities that are held, or begin, end with from now on, for good."""
+        self.held: set[Activity] = set()
+        """Activities that heartbeat and do not go on."""
+        self.silent: set[Activity] = set()
+        """Activities that neither heartbeat nor answer: what happens to them is not known to anybody."""
+        self.gone = False
+        self._client = client
+        self._task = task
+        self._attempts: dict[int, _Attempt] = defaultdict(_Attempt)
+        self._newest = 0
+        self._busy = 0
+        self._worker: Worker | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------------------------------------------------------- what tests ask
+
+    def requests(self, kind: Activity) -> list[Any]:
+        """The requests of one kind, retries included."""
+        return [request for asked, request in self.asked if asked is kind]
+
+    def reports(self, **progress: Any) -> None:
+        """The newest attempt's task has reported this."""
+        self._attempts[self._newest].progress = [TaskProgress("main", self._task, **progress)]
+
+    def ends(
+        self,
+        exit_code: int | None = 0,
+        *,
+        signal: int | None = None,
+        log_tail: str = "",
+        stopped: bool = False,
+    ) -> None:
+        """The newest attempt's task ends by itself."""
+        run = self._attempts[self._newest]
+        task = TaskExit("main", self._task, exit_code, signal, log_tail)
+        run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped)
+
+    # ------------------------------------------------------------------------------------------------- coming and going
+
+    async def comes(self) -> None:
+        """Polls its queue from now on."""
+        self.gone = False
+        self._worker = Worker(
+            self._client,
+            task_queue=agent_queue(self.machine),
+            activities=[self.prepare, self.run, self.stop, self.attend],
+            identity="agent",
+            build_id="agent",
+            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
+            graceful_shutdown_timeout=timedelta(seconds=0),
+        )
+        self._running = asyncio.create_task(self._worker.run())
+
+    async def goes(self) -> None:
+        """Is gone as if the machine were unplugged: no answer, no heartbeat, no poll."""
+        self.gone = True
+        await until(lambda: self._busy == 0, "the agent's activities fell silent")
+        await self.close()
+
+    async def loses_touch(self) -> None:
+        """What it does now goes unheard, and its next tries are heard again: an agent that was restarted."""
+        self.gone = True
+        await until(lambda: self._busy == 0, "the agent's activities fell silent")
+        self.gone = False
+
+    async def close(self) -> None:
+        """Stops polling."""
+        self.gone = True
+        if self._worker is not None and self._running is not None:
+            await self._worker.shutdown()
+            await self._running
+        self._worker = self._running = None
+
+    # --------------------------------------------------------------------------------------------------- its activities
+
+    @activity.defn(name=Activity.PREPARE_NODE.value)
+    async def prepare(self, request: PrepareNode) -> NodePrepared:
+        await self._begin(Activity.PREPARE_NODE, request)
+        return NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
+
+    @activity.defn(name=Activity.RUN_NODE.value)
+    async def run(self, request: RunNode) -> NodeOutcome:
+        run = self._attempts[request.attempt]
+        self._newest = request.attempt
+        await self._begin(Activity.RUN_NODE, request)
+        run.started = run.watched = True
+        try:
+            await self._beat_until(Activity.RUN_NODE, lambda: run.outcome is not None or run.told, run)
+        finally:
+            run.watched = False
+        return run.outcome or self._told(run)
+
+    @activity.defn(name=Activity.STOP_NODE.value)
+    async def stop(self, request: StopNode) -> NodeOutcome:
+        await self._begin(Activity.STOP_NODE, request)
+        run = self._attempts[request.attempt]
+        run.told = True
+        # Heard last: the test server refuses to cancel an activity whose end is on its way, unlike a real one.
+        await self._beat_until(Activity.STOP_NODE, lambda: not run.watched)
+        await asyncio.sleep(_LOOK_S)
+        return replace(run.outcome, stopped=True) if run.outcome is not None else self._told(run)
+
+    @activity.defn(name=Activity.ATTEND.value)
+    async def attend(self, request: Attend) -> None:
+        await self._begin(Activity.ATTEND, request)
+        await self._beat_until(Activity.ATTEND, lambda: False)
+
+    async def _begin(self, kind: Activity, request: R) -> None:
+        self.asked.append((kind, request))
+        if self.errors[kind]:
+            raise self.errors[kind].pop(0)
+        await self._beat_until(kind, lambda: kind not in self.held or kind in self.refusals)
+        if kind in self.refusals:
+            raise ApplicationError(self.refusals[kind], non_retryable=True)
+
+    async def _beat_until(self, kind: Activity, done: Callable[[], bool], run: _Attempt | None = None) -> None:
+        """Heartbeats until `done`. Once this agent is gone or the activity is silent, nothing is ever heard of it."""
+        self._busy += 1
+        try:
+            while True:
+                if self.gone or kind in self.silent:
+                    activity.raise_complete_async()
+                if done():
+                    return
+                activity.heartbeat(NodeHeartbeat(run.progress if run else [], 1))
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._busy -= 1
+
+    def _told(self, run: _Attempt) -> NodeOutcome:
+        exits = [TaskExit("main", self._task, signal=15)] if run.started else []
+        return NodeOutcome(self.machine, exits, run.progress, stopped=True)

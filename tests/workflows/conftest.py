@@ -1,0 +1,83 @@
+"""Fixtures of the workflows' tests. All run in one event loop, on one test server and, where needed, one dev server."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+
+from tests.workflows.lab import Lab, Life
+from tests.workflows.replays import replayer
+from tests.workflows.servers import dev_server, settled, skipping_server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Temporal's clients and workers belong to the loop in which they were made: tests share the session's."""
+    for item in items:
+        if "tests/workflows/" in item.path.as_posix() and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def client() -> AsyncIterator[Client]:
+    """A client of a time-skipping test server on which no time is skipped."""
+    async with skipping_server() as (_, connected):
+        yield connected
+    await settled()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def dev_client() -> AsyncIterator[Client]:
+    """A client of a dev server."""
+    async with dev_server() as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def lab(client: Client) -> AsyncIterator[Lab]:
+    """Control workers on the test server."""
+    async with Lab.open(client) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def dev_lab(dev_client: Client) -> AsyncIterator[Lab]:
+    """Control workers on the dev server."""
+    async with Lab.open(dev_client) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def unborn(lab: Lab) -> AsyncIterator[Life]:
+    """A workload whose workflow is not started yet. Whatever it lives through must replay."""
+    life = lab.life()
+    try:
+        yield life
+        await check(life)
+    finally:
+        await life.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def life(unborn: Life) -> Life:
+    """A workload in the queue, and two machines."""
+    await unborn.begins()
+    return unborn
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
+    """The same on the dev server."""
+    life = dev_lab.life()
+    try:
+        await life.begins()
+        yield life
+        await check(life)
+    finally:
+        await life.close()
+
+
+async def check(life: Life) -> None:
+    """What holds for every life: each attempt released once, and a history that replays."""
+    life.check_releases()
+    await replayer().replay_workflow(await life.handle.fetch_history())

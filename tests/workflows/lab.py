@@ -1,0 +1,334 @@
+"""A workload's life under test: its workflow on a Temporal server, its facts in memory, its machines scripted.
+
+Only the effects behind activities are stood in for. `Facts` keeps the rules of the real ones: the same phases may
+follow each other, an older attempt changes nothing, a repetition changes nothing.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
+from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
+from domain.protocol import (
+    Activity,
+    CheckpointCopy,
+    LaunchPlan,
+    Mail,
+    MailKind,
+    NodeLaunch,
+    ReleaseRequest,
+    StageRequest,
+    TransitionRequest,
+    WorkloadInput,
+)
+from tests.workflows.agents import Agent, until
+from workflows.workload import WorkloadWorkflow
+
+HOME, AWAY = "east", "west"
+"""Where gangs are placed, and where the checkpoints of those that move are."""
+_WORKFLOW_TASKS = {
+    EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
+    EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
+    EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED,
+}
+
+
+@dataclass
+class Facts:
+    """What is known of one workload, and all that its workflow asked for."""
+
+    workload_id: str
+    plan: LaunchPlan
+    attempt: int = 0
+    phase: Phase = Phase.PENDING
+    path: list[str] = field(default_factory=lambda: ["pending"])
+    """Each phase with the code of its reason, in order."""
+    details: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    """The numbers of these reasons."""
+    staged: list[StageRequest] = field(default_factory=list)
+    staged_here: list[int] = field(default_factory=list)
+    copies: list[CheckpointCopy] = field(default_factory=list)
+    releases: list[ReleaseRequest] = field(default_factory=list)
+    errors: dict[Activity, list[Exception]] = field(default_factory=lambda: defaultdict(list))
+    """Raised by the next tries of an activity, one each."""
+    held: set[Activity] = field(default_factory=set)
+    """Activities that do not go on."""
+    _done: set[tuple[int, str]] = field(default_factory=set)
+
+    def change(self, phase: Phase, code: str, detail: dict[str, Any]) -> None:
+        """Changes the phase as `activities.workloads.change_phase` does."""
+        if (self.attempt, phase.value) in self._done:
+            return
+        if phase not in NEXT_PHASES[self.phase]:
+            message = f"{phase.value} cannot follow {self.phase.value}"
+            raise ApplicationError(message, type="IllegalTransition", non_retryable=True)
+        self._done.add((self.attempt, phase.value))
+        self.phase = phase
+        self.path.append(f"{phase.value} {code}")
+        self.details.append(detail)
+
+    def award(self, *, ready: bool) -> None:
+        """As the award's transaction does it: a new attempt, placed."""
+        self.attempt += 1
+        self.change(Phase.PLACING, "awarded" if ready else "waiting_for_victims", {})
+
+    def transition(self, request: TransitionRequest) -> bool:
+        if request.attempt != self.attempt:
+            return False
+        self.change(Phase(request.phase), request.reason["code"], request.reason["detail"])
+        return True
+
+    def release(self, request: ReleaseRequest) -> None:
+        if request.attempt in [r.attempt for r in self.releases]:
+            return
+        self.releases.append(request)
+        self.change(Phase(request.next_phase), request.reason["code"], request.reason["detail"])
+
+    def stage(self, request: StageRequest) -> LaunchPlan:
+        self.staged.append(request)
+        return self.plan
+
+    async def fail_or_wait(self, kind: Activity) -> None:
+        """What a test told this activity to do first."""
+        if self.errors[kind]:
+            raise self.errors[kind].pop(0)
+        while kind in self.held:
+            if not activity.info().is_local:
+                activity.heartbeat()
+            await asyncio.sleep(0.02)
+
+
+async def handled(handle: WorkflowHandle[Any, Any]) -> list[HistoryEvent]:
+    """Waits until a workflow has dealt with all that happened to it so far; its history."""
+    give_up_s = asyncio.get_running_loop().time() + 20.0
+    while True:
+        events = list((await handle.fetch_history()).events)
+        # What came in meanwhile, a signal or an activity's end, is followed by a new workflow task.
+        last = max(e.event_id for e in events if e.event_type in _WORKFLOW_TASKS)
+        if events[last - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
+            return events
+        assert asyncio.get_running_loop().time() < give_up_s, f"the workflow is at {events[-1]}"
+        await asyncio.sleep(0.02)
+
+
+def serving(
+    client: Client,
+    queue: str,
+    workflows: Sequence[type],
+    activities: Sequence[Callable[..., Any]],
+    runner: WorkflowRunner | None = None,
+) -> Worker:
+    """A worker to be entered; like all that tests start, it says nothing of the machine on which it runs."""
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=workflows,
+        activities=activities,
+        workflow_runner=runner or SandboxedWorkflowRunner(),
+        identity="worker",
+        build_id="worker",
+    )
+
+
+class Lab:
+    """A control worker and a region's worker on a server, for many lives."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self.client = client
+        self.queue = queue
+        self._facts: dict[str, Facts] = {}
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, client: Client, runner: WorkflowRunner | None = None, queue: str = CONTROL_QUEUE
+    ) -> AsyncIterator["Lab"]:
+        """The workers run while the context lasts."""
+        lab = cls(client, queue)
+        effects = [lab.transition, lab.release, lab.stage, lab.staged_here]
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(serving(client, queue, [WorkloadWorkflow], effects, runner))
+            if queue == CONTROL_QUEUE:
+                await stack.enter_async_context(serving(client, region_queue(HOME), [], [lab.copy_checkpoint]))
+            yield lab
+
+    def life(self, machines: int = 2, name: str | None = None) -> "Life":
+        """A new workload for as many machines, each with one task."""
+        id_ = name or f"wl-{next(self._numbers)}"
+        life = Life(self, id_, machines)
+        self._facts[id_] = life.facts
+        return life
+
+    @activity.defn(name=Activity.TRANSITION.value)
+    async def transition(self, request: TransitionRequest) -> bool:
+        await self._facts[request.workload_id].fail_or_wait(Activity.TRANSITION)
+        return self._facts[request.workload_id].transition(request)
+
+    @activity.defn(name=Activity.RELEASE.value)
+    async def release(self, request: ReleaseRequest) -> None:
+        await self._facts[request.workload_id].fail_or_wait(Activity.RELEASE)
+        self._facts[request.workload_id].release(request)
+
+    @activity.defn(name=Activity.STAGE.value)
+    async def stage(self, request: StageRequest) -> LaunchPlan:
+        await self._facts[request.workload_id].fail_or_wait(Activity.STAGE)
+        return self._facts[request.workload_id].stage(request)
+
+    @activity.defn(name=Activity.STAGED_HERE.value)
+    async def staged_here(self, request: StageRequest) -> None:
+        await self._facts[request.workload_id].fail_or_wait(Activity.STAGED_HERE)
+        self._facts[request.workload_id].staged_here.append(request.attempt)
+
+    @activity.defn(name=Activity.COPY_CHECKPOINT.value)
+    async def copy_checkpoint(self, request: CheckpointCopy) -> int:
+        facts = self._facts[request.workload_id]
+        facts.copies.append(request)
+        await facts.fail_or_wait(Activity.COPY_CHECKPOINT)
+        return 1 << 20
+
+
+class Life:
+    """One workload: what a test does to it, and what it sees of it."""
+
+    def __init__(self, lab: Lab, workload_id: str, machines: int) -> None:
+        self.id = workload_id
+        self.agents = [Agent(lab.client, f"{HOME}/c1/{workload_id}-m{i}", i) for i in range(machines)]
+        nodes = [NodeLaunch(a.machine, ["main"] if a is self.agents[0] else []) for a in self.agents]
+        plan = LaunchPlan(
+            region=HOME,
+            bucket_url="file:///bucket",
+            launch_key=f"launches/{workload_id}.json",
+            nodes=nodes,
+            tasks=machines,
+            checkpoint_region=None,
+            grace_s=5.0,
+            max_runtime_s=None,
+            retries=1,
+            heartbeat_timeout_s=10.0,
+            node_lost_after_s=10.0,
+        )
+        self.facts = Facts(workload_id, plan)
+        self.plan = plan
+        self._lab = lab
+        self._mails = itertools.count(1)
+        self._handle: WorkflowHandle[Any, str] | None = None
+
+    # ---------------------------------------------------------------------------------------------------- begin and end
+
+    async def begins(self, state: WorkloadInput | None = None) -> None:
+        """Starts its workflow, and the agents of its machines."""
+        for agent in self.agents:
+            await agent.comes()
+        await self.workflow_starts(state or WorkloadInput(self.id))
+
+    async def workflow_starts(self, state: WorkloadInput, mail: Mail | None = None) -> None:
+        """Starts its workflow: the first, or one that replaces one that is gone; with mail that is there already."""
+        # Short, so that a local activity that is retried for long lets the workflow hear its mail soon.
+        self._handle = await self._lab.client.start_workflow(
+            WorkloadWorkflow.run,
+            state,
+            id=workload_workflow_id(self.id),
+            task_queue=self._lab.queue,
+            task_timeout=timedelta(seconds=2),
+            start_signal=None if mail is None else "mail",
+            start_signal_args=[] if mail is None else [mail],
+        )
+
+    async def result(self) -> str:
+        """Its final phase, once the workflow has ended."""
+        return await asyncio.wait_for(self.handle.result(), 20.0)
+
+    async def close(self) -> None:
+        """Ends what is left of it."""
+        if self._handle is not None and self.facts.phase not in TERMINAL_PHASES:
+            with contextlib.suppress(Exception):
+                await self._handle.terminate()
+        for agent in self.agents:
+            await agent.close()
+
+    @property
+    def handle(self) -> WorkflowHandle[Any, str]:
+        """Its workflow."""
+        assert self._handle is not None, "its workflow was not started"
+        return self._handle
+
+    # ----------------------------------------------------------------------------------------------------- what happens
+
+    async def mail(self, kind: MailKind, attempt: int | None = None, id_: int | None = None, **detail: Any) -> Mail:
+        """Delivers mail, by default about the present attempt."""
+        about = self.facts.attempt if attempt is None else attempt
+        mail = Mail(next(self._mails) if id_ is None else id_, kind.value, about, detail)
+        await self.handle.signal("mail", mail)
+        return mail
+
+    async def award(self, *, ready: bool = True) -> None:
+        """Wins its place in an auction, and is told."""
+        self.facts.award(ready=ready)
+        await self.told_of_award(ready=ready)
+
+    async def told_of_award(self, *, ready: bool = True) -> None:
+        """The award's mail, alone."""
+        await self.mail(MailKind.AWARDED, ready=ready, region=self.plan.region, rank=3)
+
+    async def reaches(self, phase: Phase) -> None:
+        """Waits until it is in a phase."""
+        await until(lambda: self.facts.phase is phase, f"{phase.value}; it went {self.facts.path}")
+
+    async def runs(self) -> None:
+        """Waits until it is running and every agent that is there has been asked to run its tasks."""
+        await self.reaches(Phase.RUNNING)
+        for agent in self.agents:
+            if not agent.gone:
+                await until(
+                    lambda a=agent: any(r.attempt == self.facts.attempt for r in a.requests(Activity.RUN_NODE)),
+                    f"tasks run on {agent.machine}",
+                )
+
+    async def asks(self, agent: Agent, kind: Activity, times: int = 1) -> None:
+        """Waits until an agent has been asked for something so often."""
+        await until(lambda: len(agent.requests(kind)) >= times, f"{kind.value} of {agent.machine}, {times} times")
+
+    async def pending(self, kind: Activity, count: int) -> None:
+        """Waits until Temporal knows of so many unfinished activities of a kind."""
+        give_up_s = asyncio.get_running_loop().time() + 20.0
+        while True:
+            described = (await self.handle.describe()).raw_description
+            found = sum(p.activity_type.name == kind.value for p in described.pending_activities)
+            if found == count:
+                return
+            assert asyncio.get_running_loop().time() < give_up_s, f"{found} {kind.value} unfinished, not {count}"
+            await asyncio.sleep(0.02)
+
+    async def handled(self) -> list[HistoryEvent]:
+        """Waits until its workflow has dealt with all that happened so far; its history."""
+        return await handled(self.handle)
+
+    # ----------------------------------------------------------------------------------------------------- what is seen
+
+    def reason(self, index: int = -1) -> dict[str, Any]:
+        """The numbers of a reason on its path."""
+        return self.facts.details[index]
+
+    def stopped(self) -> list[list[tuple[int, float]]]:
+        """Each machine's stop requests: attempt and grace."""
+        return [[(r.attempt, r.grace_s) for r in a.requests(Activity.STOP_NODE)] for a in self.agents]
+
+    def check_releases(self) -> None:
+        """Every attempt that is over was released, in order, and the present one was not."""
+        over = self.facts.attempt - (1 if self.facts.phase in PLACED_PHASES else 0)
+        assert [r.attempt for r in self.facts.releases] == list(range(1, over + 1))

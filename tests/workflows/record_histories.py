@@ -1,0 +1,188 @@
+"""Records histories of representative lives: `python -m tests.workflows.record_histories [NAME ...]`.
+
+A deployment meets workflows that began under the code before it. The suite replays these histories, so a change that
+such a workflow would not survive fails there and not in production.
+
+Names of lives to record are those in `LIVES` and `OTHERS`; without any, those of which nothing is recorded yet. Each is
+lived through on a dev server and added to `histories/` as `<name>.<n>.json`, with the next free number.
+
+When to record anew: when a workflow does something that no recorded history shows, and after a change behind
+`workflow.patched`, which makes new histories differ from old ones. A recorded history is never edited. It stays for as
+long as workflows may run that began when it was recorded; when a history and the code disagree, it is the code's change
+that belongs behind `workflow.patched`, with a named constant, and the patch goes together with the last such history.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from temporalio.client import Client, WorkflowHistory
+from temporalio.exceptions import ApplicationError
+
+from domain.ids import region_queue
+from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket
+from tests.workflows import test_loss, test_mail, test_placing, test_running
+from tests.workflows.agents import until
+from tests.workflows.lab import Lab, handled, serving
+from tests.workflows.replays import HISTORIES
+from tests.workflows.servers import dev_server
+from tests.workflows.stand_ins import Auction, House
+from tests.workflows.stories import Story
+from tests.workflows.test_machine import Registered
+from workflows.house import HousekeepingWorkflow
+from workflows.machine import MachineWorkflow
+from workflows.replica import ReplicaWorkflow
+from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+
+LIVES: dict[str, Story] = {
+    "workload-succeeds": test_running.test_a_gang_that_ends_well_succeeds,
+    "workload-waits-for-victims": test_placing.test_nothing_is_staged_before_the_victims_gave_up_their_slots,
+    "workload-moves": test_placing.test_a_checkpoint_in_another_region_is_there_before_its_tasks_start,
+    "workload-evicted-in-move": test_placing.test_evicted_during_a_move_its_checkpoint_stays_where_it_was,
+    "workload-evicted-in-preparation": test_placing.test_evicted_during_preparation_no_task_is_ever_started,
+    "workload-refused": test_placing.test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not,
+    "workload-cancelled-late": test_placing.test_a_cancellation_that_comes_after_an_award_cancels_the_attempt,
+    "workload-evicted": test_running.test_an_evicted_gang_saves_within_its_grace_and_runs_again,
+    "workload-cancelled": test_running.test_a_running_workload_is_cancelled,
+    "workload-fails": test_running.test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words,
+    "workload-limited": test_running.test_an_attempt_may_run_for_what_earlier_ones_left,
+    "workload-hangs": test_running.test_a_gang_that_hangs_again_and_again_fails,
+    "workload-mail-late": test_mail.test_mail_about_an_earlier_attempt_is_ignored,
+    "workload-machine-lost": test_loss.test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others,
+    "workload-machine-silent": test_loss.test_a_machine_whose_agent_stays_silent_is_lost,
+    "workload-agent-returns": test_loss.test_an_agent_that_comes_back_takes_hold_of_its_tasks_again,
+    "workload-errors-pass": test_loss.test_errors_that_pass_end_nothing,
+    "workload-replaced": test_loss.test_a_workflow_that_replaces_one_that_is_gone_stops_what_runs_first,
+}
+
+
+async def _life(client: Client, story: Story) -> WorkflowHistory:
+    async with Lab.open(client) as lab:
+        life = lab.life(name="wl-recorded")
+        try:
+            await life.begins()
+            await story(life=life)
+            await life.handled()
+            return await life.handle.fetch_history()
+        finally:
+            await life.close()
+
+
+async def _scheduler(client: Client) -> WorkflowHistory:
+    """Three ticks of two batches, one of the regions being unreachable: the first by itself, the others woken."""
+    auction = Auction(ScanTicket(7, ["wl-1", "wl-2", "wl-3"], ["east", "nowhere"], 2, 1.0, 300.0))
+    async with (
+        serving(client, "recorded", [SchedulerWorkflow], auction.of_queue()),
+        serving(client, region_queue("east"), [], [auction.bid]),
+    ):
+        handle = await client.start_workflow(SchedulerWorkflow.run, id="scheduler", task_queue="recorded")
+        for awards in (2, 4):
+            await until(lambda n=awards: auction.names().count("queue.award") == n, f"{awards} awards")
+            await handled(handle)
+            await handle.signal(SchedulerWorkflow.wake)
+        await until(lambda: auction.names().count("queue.award") == 6, "6 awards")
+        history = await _fetched(client, "scheduler")
+        await handle.terminate()
+    return history
+
+
+async def _dry_run(client: Client) -> WorkflowHistory:
+    auction = Auction(ScanTicket(7, [], [], 2, 1.0, 300.0))
+    async with serving(client, "recorded", [DryRunWorkflow], auction.of_queue()):
+        await client.execute_workflow(
+            DryRunWorkflow.run, DryRunRequest({"name": "trial"}), id="dry-run", task_queue="recorded"
+        )
+    return await _fetched(client, "dry-run")
+
+
+async def _machine(client: Client) -> WorkflowHistory:
+    """Two stale runs are stopped; it is attended, lost, back, and says hello once more."""
+    machine = Registered(client, "recorded")
+    machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
+    async with serving(client, "recorded", [MachineWorkflow], machine.registry.all()):
+        try:
+            await machine.says_hello()
+            await machine.attended()
+            await machine.agent.goes()
+            await until(lambda: "machine.lost" in machine.registry.names(), "lost")
+            machine.registry.welcome.stop = []
+            await machine.says_hello("boot-2")
+            await machine.attended(2)
+            await machine.announces("boot-2")
+            await machine.attended(3)
+            return await _fetched(client, machine.handle.id)
+        finally:
+            await machine.close()
+
+
+async def _house(client: Client) -> WorkflowHistory:
+    """Three rounds, in one of which collecting is given up."""
+    house = House()
+    house.errors[Activity.COLLECT] = [ApplicationError("no such table", non_retryable=True)]
+    async with serving(client, "recorded", [HousekeepingWorkflow], house.all()):
+        handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue="recorded")
+        await until(lambda: house.names().count("house.reconcile") == 3, "three rounds")
+        history = await _fetched(client, "house")
+        await handle.terminate()
+    return history
+
+
+async def _replica(client: Client) -> WorkflowHistory:
+    house = House()
+    async with (
+        serving(client, "recorded", [ReplicaWorkflow], []),
+        serving(client, region_queue("north"), [], [house.copy_table]),
+    ):
+        request = ReplicateTable("digits", "east", "north")
+        await client.execute_workflow(ReplicaWorkflow.run, request, id="replica", task_queue="recorded")
+    return await _fetched(client, "replica")
+
+
+OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
+    "scheduler": _scheduler,
+    "dry-run": _dry_run,
+    "machine": _machine,
+    "house": _house,
+    "replica": _replica,
+}
+
+
+async def _fetched(client: Client, id_: str) -> WorkflowHistory:
+    handle = client.get_workflow_handle(id_)
+    await handled(handle)
+    return await handle.fetch_history()
+
+
+def _without_traces(body: Any) -> Any:
+    """Without stack traces, which name files of this machine."""
+    if isinstance(body, dict):
+        return {name: _without_traces(value) for name, value in body.items() if name != "stackTrace"}
+    return [_without_traces(value) for value in body] if isinstance(body, list) else body
+
+
+def _write(name: str, history: WorkflowHistory) -> None:
+    """One event a line, so that a history can be read."""
+    number = 1 + len(list(HISTORIES.glob(f"{name}.*.json")))
+    events = _without_traces(json.loads(history.to_json()))["events"]
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+    HISTORIES.mkdir(exist_ok=True)
+    path = HISTORIES / f"{name}.{number}.json"
+    path.write_text(f'{{"events":[\n{lines}\n]}}\n')
+    print(f"{path.name}: {len(events)} events")
+
+
+async def record(names: list[str]) -> None:
+    """Records the named lives, or those of which nothing is recorded yet."""
+    unknown = sorted(set(names) - set(LIVES) - set(OTHERS))
+    if unknown:
+        raise SystemExit(f"no such life: {', '.join(unknown)}; there are {', '.join([*LIVES, *OTHERS])}")
+    for name in names or [n for n in (*LIVES, *OTHERS) if not list(HISTORIES.glob(f"{n}.*.json"))]:
+        # A server for each, so that ids can be the same in every history.
+        async with dev_server() as client:
+            _write(name, await (_life(client, LIVES[name]) if name in LIVES else OTHERS[name](client)))
+
+
+if __name__ == "__main__":
+    asyncio.run(record(sys.argv[1:]))

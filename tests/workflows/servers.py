@@ -1,0 +1,64 @@
+"""Temporal servers for tests: the time-skipping test server, and the dev server where that one is not faithful."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from domain.search_attributes import INTEGERS, KEYWORDS
+from infra.search_attributes import register
+
+
+def _binary(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+@contextlib.asynccontextmanager
+async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]:
+    """A time-skipping test server, and a client whose waiting does not skip time: `environment.sleep` does.
+
+    It skips no time while an activity runs, or once a workflow was terminated while one did. And it never times out a
+    retry that no worker takes: what becomes of a machine that does not come back is to be tested on the dev server.
+    """
+    environment = await WorkflowEnvironment.start_time_skipping(
+        test_server_existing_path=_binary("temporal-test-server"), data_converter=pydantic_data_converter
+    )
+    async with environment:
+        client = await _client(environment)
+        wanted = dict.fromkeys(KEYWORDS, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
+        wanted |= dict.fromkeys(INTEGERS, IndexedValueType.INDEXED_VALUE_TYPE_INT)
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
+        )
+        yield environment, client
+
+
+@contextlib.asynccontextmanager
+async def dev_server() -> AsyncIterator[Client]:
+    """The server that the embedded stack runs, in memory."""
+    environment = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=_binary("temporal"),
+        data_converter=pydantic_data_converter,
+        dev_server_log_level="error",
+    )
+    async with environment:
+        client = await _client(environment)
+        await register(client)
+        yield client
+    await settled()
+
+
+async def settled() -> None:
+    """Lets calls that ended with their server be heard: a process that ends while the SDK hears one is aborted."""
+    await asyncio.sleep(0.3)
+
+
+async def _client(environment: WorkflowEnvironment) -> Client:
+    return await environment.connect_client(data_converter=pydantic_data_converter, identity="client")

@@ -1,0 +1,133 @@
+"""Effects of the other workflows, in memory: what they were asked, in order, and what a test lets them answer."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+
+from domain.protocol import (
+    Activity,
+    Attend,
+    AwardRequest,
+    AwardResult,
+    BidRequest,
+    DryRunRequest,
+    DryRunResult,
+    Hello,
+    ReplicateTable,
+    ScanTicket,
+    Welcome,
+)
+
+
+class StandIns:
+    """Remembers each call; fails or waits where told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Activity, Any]] = []
+        self.errors: dict[Activity, list[Exception]] = defaultdict(list)
+        """Raised by the next tries of an activity, one each."""
+        self.held: set[Activity] = set()
+        """Activities that do not go on."""
+
+    def names(self) -> list[str]:
+        """The activities that were called, tries that failed included."""
+        return [kind.value for kind, _ in self.calls]
+
+    def requests(self, kind: Activity) -> list[Any]:
+        """What one activity was asked."""
+        return [request for called, request in self.calls if called is kind]
+
+    async def _called(self, kind: Activity, request: Any = None) -> None:
+        self.calls.append((kind, request))
+        while kind in self.held:
+            await asyncio.sleep(0.02)
+        if self.errors[kind]:
+            raise self.errors[kind].pop(0)
+
+
+class Auction(StandIns):
+    """The queue, and the regions that bid."""
+
+    def __init__(self, ticket: ScanTicket) -> None:
+        super().__init__()
+        self.ticket = ticket
+
+    def of_queue(self) -> list[Callable[..., Any]]:
+        """The control queue's activities."""
+        return [self.scan, self.award, self.dry_run]
+
+    @activity.defn(name=Activity.SCAN.value)
+    async def scan(self, _: None = None) -> ScanTicket:
+        await self._called(Activity.SCAN)
+        return self.ticket
+
+    @activity.defn(name=Activity.BID.value)
+    async def bid(self, request: BidRequest) -> int:
+        await self._called(Activity.BID, request)
+        return len(request.workloads)
+
+    @activity.defn(name=Activity.AWARD.value)
+    async def award(self, request: AwardRequest) -> AwardResult:
+        await self._called(Activity.AWARD, request)
+        return AwardResult(awarded=len(request.workloads), waiting=0, rebids=0)
+
+    @activity.defn(name=Activity.DRY_RUN.value)
+    async def dry_run(self, request: DryRunRequest) -> DryRunResult:
+        await self._called(Activity.DRY_RUN, request)
+        return DryRunResult(admitted=True, rank=3, over_quota=False, region="east", machines=["east/c1/m1"])
+
+
+class Registry(StandIns):
+    """The fleet: what is known of machines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.welcome = Welcome(stop=[], heartbeat_timeout_s=1.0, lost_after_s=1.0)
+
+    def all(self) -> list[Callable[..., Any]]:
+        """The control queue's activities."""
+        return [self.register, self.ready, self.lost]
+
+    @activity.defn(name=Activity.REGISTER_MACHINE.value)
+    async def register(self, hello: Hello) -> Welcome:
+        await self._called(Activity.REGISTER_MACHINE, hello)
+        return self.welcome
+
+    @activity.defn(name=Activity.MACHINE_READY.value)
+    async def ready(self, attend: Attend) -> None:
+        await self._called(Activity.MACHINE_READY, attend)
+
+    @activity.defn(name=Activity.MACHINE_LOST.value)
+    async def lost(self, attend: Attend) -> None:
+        await self._called(Activity.MACHINE_LOST, attend)
+
+
+class House(StandIns):
+    """Housekeeping, and copies of tables."""
+
+    def all(self) -> list[Callable[..., Any]]:
+        """The control queue's activities."""
+        return [self.collect, self.reconcile, self.expire]
+
+    @activity.defn(name=Activity.COLLECT.value)
+    async def collect(self) -> float:
+        await self._called(Activity.COLLECT)
+        return 2.0
+
+    @activity.defn(name=Activity.RECONCILE.value)
+    async def reconcile(self) -> float:
+        await self._called(Activity.RECONCILE)
+        return 0.0
+
+    @activity.defn(name=Activity.EXPIRE.value)
+    async def expire(self) -> float:
+        await self._called(Activity.EXPIRE)
+        return 0.0
+
+    @activity.defn(name=Activity.COPY_TABLE.value)
+    async def copy_table(self, request: ReplicateTable) -> int:
+        await self._called(Activity.COPY_TABLE, request)
+        return 1 << 30

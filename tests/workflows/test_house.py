@@ -1,0 +1,87 @@
+"""Housekeeping's rounds, and the copy of a table."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import UnsandboxedWorkflowRunner
+
+import workflows.house
+from domain.ids import CONTROL_QUEUE, region_queue
+from domain.protocol import Activity, ReplicateTable
+from tests.workflows.agents import until
+from tests.workflows.lab import serving
+from tests.workflows.servers import skipping_server
+from tests.workflows.stand_ins import House
+from workflows.house import HousekeepingWorkflow
+from workflows.replica import ReplicaWorkflow
+
+Server = tuple[WorkflowEnvironment, Client]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def server() -> AsyncIterator[Server]:
+    """A test server whose time can be skipped."""
+    async with skipping_server() as opened:
+        yield opened
+
+
+async def test_rounds_collect_and_reconcile_and_now_and_then_expire(server: Server) -> None:
+    """Each round collects and reconciles and rests for as long as collecting says; every thirtieth one expires."""
+    environment, client = server
+    house = House()
+    async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
+        await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
+        await until(lambda: len(house.calls) >= 2, "the first round")
+        while Activity.EXPIRE.value not in house.names():
+            await environment.sleep(timedelta(seconds=2))
+        await until(lambda: len(house.calls) >= 61, "thirty rounds")
+    assert house.names()[:61] == 30 * ["house.collect", "house.reconcile"] + ["house.expire"]
+
+
+async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
+    """Collecting that fails time and again does not keep reconciling from its turn, and is tried in the next round."""
+    environment, client = server
+    house = House()
+    house.errors[Activity.COLLECT] = [RuntimeError("no such table") for _ in range(3)]
+    async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
+        await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
+        while len(house.calls) < 6:
+            await environment.sleep(timedelta(seconds=2))
+    expected = ["house.collect"] * 3 + ["house.reconcile", "house.collect", "house.reconcile"]
+    assert house.names()[:6] == expected
+
+
+async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After many rounds housekeeping continues in a new history."""
+    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    monkeypatch.setattr(workflows.house, "ROUNDS", 2)
+    environment, client = server
+    house = House()
+    runner = UnsandboxedWorkflowRunner()
+    async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all(), runner):
+        handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
+        while len(house.calls) < 10:
+            await environment.sleep(timedelta(seconds=2))
+        assert (await client.get_workflow_handle("house").describe()).run_id != handle.first_execution_run_id
+    assert house.names()[:10] == 5 * ["house.collect", "house.reconcile"]
+
+
+async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> None:
+    """The target region's workers copy the table, again where they fail; the result is its bytes."""
+    house = House()
+    house.errors[Activity.COPY_TABLE] = [RuntimeError("broken pipe")]
+    request = ReplicateTable("digits", "east", "north")
+    async with (
+        serving(client, "copies", [ReplicaWorkflow], []),
+        serving(client, region_queue("north"), [], [house.copy_table]),
+    ):
+        copied = await asyncio.wait_for(
+            client.execute_workflow(ReplicaWorkflow.run, request, id="replica/digits/north", task_queue="copies"), 20.0
+        )
+    assert copied == 1 << 30
+    assert house.requests(Activity.COPY_TABLE) == [request, request]

@@ -1,0 +1,226 @@
+"""Machines that are lost under a running gang, agents that come back, and activities that fail for unknown reasons."""
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+
+from domain.phases import Phase
+from domain.protocol import Activity, MailKind, WorkloadInput
+from tests.workflows.lab import Life
+from tests.workflows.stories import goes
+
+AGAIN = ("placing awarded", "provisioning starting_tasks", "running starting_tasks")
+RUNNING = ("pending", *AGAIN)
+LEFTOVER = "preempted stack_stopped"
+
+
+async def running(life: Life) -> None:
+    """Takes it from the queue to where its tasks run."""
+    await life.award()
+    await life.runs()
+
+
+async def ends_well(life: Life) -> None:
+    """All tasks end well, and so does the workload."""
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+
+
+async def shown(life: Life) -> dict[str, object]:
+    """Its search attributes of ours."""
+    found = (await life.handle.describe()).typed_search_attributes
+    return {p.key.name: p.value for p in found if p.key.name.startswith("Mizzen")}
+
+
+# ------------------------------------------------------------------------------------------------------ lost machines
+
+
+@goes(*RUNNING, "checkpointing machine_lost", "pending machine_lost", *AGAIN, "succeeded completed")
+async def test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others(life: Life) -> None:
+    """Mail about a lost machine stops the gang on every other one, blames the lost one and is no failure."""
+    life.plan.retries = 0
+    await running(life)
+    await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
+    await life.reaches(Phase.PENDING)
+    assert life.reason() == {"machine": life.agents[1].machine}
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.stopped() == [[(1, 5.0)], []]
+    await running(life)
+    await ends_well(life)
+
+
+@goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
+async def test_a_failure_caused_by_a_lost_machine_does_not_count(life: Life) -> None:
+    """A task that fails because a peer's machine is gone is not the user's failure: asked, it is not there."""
+    life.plan.retries = 0
+    life.plan.node_lost_after_s = 0.5
+    await running(life)
+    await life.agents[1].goes()
+    life.agents[0].ends(1, log_tail="connection reset by peer")
+    await life.reaches(Phase.PENDING)
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    await life.agents[1].comes()
+    await running(life)
+    await ends_well(life)
+
+
+@goes(*RUNNING, "pending machine_lost")
+async def test_a_task_whose_end_nobody_saw_was_lost_with_its_machine(life: Life) -> None:
+    """After a reboot an agent knows no exit status of its tasks: the machine is blamed, not the user."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[0].ends(1)
+    life.agents[1].ends(None)
+    await life.reaches(Phase.PENDING)
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+
+
+@goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
+async def test_a_machine_whose_agent_stays_silent_is_lost(real_life: Life) -> None:
+    """Heartbeats stop and the agent does not come back in time: the gang is stopped elsewhere and placed again."""
+    life = real_life
+    life.plan.retries = 0
+    life.plan.heartbeat_timeout_s = life.plan.node_lost_after_s = 1.0
+    await running(life)
+    await life.agents[1].goes()
+    await life.reaches(Phase.PENDING)
+    assert life.reason() == {"machine": life.agents[1].machine}
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.stopped() == [[(1, 5.0)], []]
+    await life.agents[1].comes()
+    await running(life)
+    await ends_well(life)
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_an_agent_that_comes_back_takes_hold_of_its_tasks_again(real_life: Life) -> None:
+    """Heartbeats stop, the agent comes back: the same attempt is asked of it again and goes on to its end."""
+    life = real_life
+    life.plan.heartbeat_timeout_s = 1.0
+    await running(life)
+    await life.agents[1].loses_touch()
+    await life.asks(life.agents[1], Activity.RUN_NODE, 2)
+    assert [r.attempt for r in life.agents[1].requests(Activity.RUN_NODE)] == [1, 1]
+    await ends_well(life)
+    assert life.stopped() == [[], []]
+
+
+@goes(*RUNNING, "checkpointing evicted", "pending machine_lost")
+async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> None:
+    """An eviction during which a machine turns out to be gone ends as its loss."""
+    life.plan.node_lost_after_s = 0.5
+    await running(life)
+    await life.agents[1].goes()
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PENDING)
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life) -> None:
+    """Phase, reason, region and rank show as search attributes."""
+    life = real_life
+    placed = {"MizzenRegion": "east", "MizzenPriority": 3}
+    await running(life)
+    assert await shown(life) == placed | {"MizzenPhase": "running", "MizzenReason": "starting_tasks"}
+    await ends_well(life)
+    assert await shown(life) == placed | {"MizzenPhase": "succeeded", "MizzenReason": "completed"}
+
+
+# ---------------------------------------------------------------------------------------------------- unknown failures
+
+
+@goes(*RUNNING, "pending launch_failed", *AGAIN, "succeeded completed")
+async def test_a_machine_that_refuses_to_run_tasks_is_blamed_and_the_user_is_not(life: Life) -> None:
+    """An agent's own refusal ends the attempt as a failed launch."""
+    life.plan.retries = 0
+    life.agents[1].held.add(Activity.RUN_NODE)
+    await running(life)
+    life.agents[1].refusals[Activity.RUN_NODE] = "no such launch"
+    await life.reaches(Phase.PENDING)
+    assert "no such launch" in life.reason()["error"]
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    life.agents[1].held.clear()
+    life.agents[1].refusals.clear()
+    await running(life)
+    await ends_well(life)
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_tasks_failure_is_shown_although_a_peer_was_refused_too(life: Life) -> None:
+    """Where a task failed while another machine refused to start its own, the task's failure is the cause."""
+    life.plan.retries = 0
+    life.agents[0].held.add(Activity.STOP_NODE)
+    life.agents[1].held.add(Activity.RUN_NODE)
+    await running(life)
+    life.agents[0].ends(3, log_tail="the cause")
+    await life.asks(life.agents[0], Activity.STOP_NODE)
+    life.agents[1].refusals[Activity.RUN_NODE] = "attempt 1 was stopped here"
+    await life.pending(Activity.RUN_NODE, 0)
+    life.agents[0].held.clear()
+    assert await life.result() == "failed"
+    assert life.reason()["log_tail"] == "the cause"
+
+
+@goes(*RUNNING, "checkpointing evicted", "preempted evicted")
+async def test_errors_that_pass_end_nothing(life: Life) -> None:
+    """Unknown errors of running, stopping, staging and of the database are tried again until they pass."""
+    for kind in (Activity.STAGE, Activity.TRANSITION, Activity.RELEASE):
+        life.facts.errors[kind] = [RuntimeError("connection refused"), RuntimeError("connection refused")]
+    for agent in life.agents:
+        agent.errors[Activity.RUN_NODE] = [RuntimeError("out of file descriptors")]
+        agent.errors[Activity.STOP_NODE] = [RuntimeError("out of file descriptors")]
+    await running(life)
+    for agent in life.agents:
+        await life.asks(agent, Activity.RUN_NODE, 2)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0), (1, 5.0)], [(1, 5.0), (1, 5.0)]]
+
+
+@goes("pending", "placing awarded", LEFTOVER, *AGAIN, "succeeded completed")
+async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_clears_up(life: Life) -> None:
+    """A refused effect fails the workflow for all to see, instead of hanging; its replacement frees what it held."""
+    life.facts.errors[Activity.STAGE] = [ApplicationError("holds nothing", non_retryable=True)]
+    await life.award()
+    with pytest.raises(WorkflowFailureError):
+        await life.result()
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
+    await life.reaches(Phase.PREEMPTED)
+    await running(life)
+    await ends_well(life)
+
+
+# -------------------------------------------------------------------------------------------------- gone workflows
+
+
+@goes(*RUNNING, LEFTOVER, *AGAIN, "succeeded completed")
+async def test_a_workflow_that_replaces_one_that_is_gone_stops_what_runs_first(life: Life) -> None:
+    """Started for a running workload whose workflow is gone, it stops and releases that attempt; the next one runs."""
+    await running(life)
+    for agent in life.agents:
+        agent.reports(step=7, checkpoint_step=5)
+    await life.handle.terminate()
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [5, 5]
+    await running(life)
+    await ends_well(life)
+
+
+@goes("pending", "placing waiting_for_victims", LEFTOVER, "cancelled cancelled_by_user")
+async def test_a_replacement_clears_an_attempt_that_never_started(life: Life) -> None:
+    """What was only placed is released the same way, though a machine of it is gone; then mail is heard."""
+    life.plan.node_lost_after_s = 0.5
+    await life.award(ready=False)
+    await life.handled()
+    await life.handle.terminate()
+    await life.agents[1].goes()
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
+    await life.mail(MailKind.AWARDED, 1, ready=False, region="east")
+    await life.mail(MailKind.CANCEL, 0)
+    assert await life.result() == "cancelled"
+    assert life.stopped() == [[(1, 5.0)], []]
+    assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "preempted")]

@@ -1,0 +1,189 @@
+"""A machine's registration: hello, what is stopped before work may come, attendance, loss and return."""
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import UnsandboxedWorkflowRunner
+
+import workflows.machine
+from domain.protocol import Activity, Attend, Hello, StopNode
+from tests.workflows.agents import Agent, until
+from tests.workflows.lab import serving
+from tests.workflows.stand_ins import Registry
+from workflows.machine import MachineWorkflow
+
+_NUMBERS = itertools.count(1)
+
+
+def hello(machine: str, incarnation: str = "boot-1") -> Hello:
+    """What an agent says at its start."""
+    region, cluster, _ = machine.split("/")
+    return Hello(machine, region, cluster, "rack-1", "a100", 8, 64000, 1 << 38, "10.0.0.1", incarnation, "key")
+
+
+class Registered:
+    """One machine's workflow on the dev server, its agent, and what is known of it."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self.machine = f"east/c1/m{next(_NUMBERS)}"
+        self.agent = Agent(client, self.machine)
+        self.registry = Registry()
+        self.queue = queue
+        self._client = client
+        self._handle: WorkflowHandle[Any, Any] | None = None
+
+    @property
+    def handle(self) -> WorkflowHandle[Any, Any]:
+        assert self._handle is not None
+        return self._handle
+
+    async def says_hello(self, incarnation: str = "boot-1") -> None:
+        """The agent starts: it comes, and announces itself as it does in the live system."""
+        await self.agent.comes()
+        await self.announces(incarnation)
+
+    async def announces(self, incarnation: str = "boot-1") -> None:
+        """A hello alone."""
+        self._handle = await self._client.start_workflow(
+            MachineWorkflow.run,
+            args=[self.machine],
+            id=f"machine/{self.machine}",
+            task_queue=self.queue,
+            start_signal="hello",
+            start_signal_args=[hello(self.machine, incarnation)],
+        )
+
+    async def attended(self, times: int = 1) -> None:
+        """Waits until its agent was asked to attend so often."""
+        await until(lambda: len(self.agent.requests(Activity.ATTEND)) >= times, f"attended {times} times")
+
+    async def known(self, *names: str) -> None:
+        """Waits until exactly this was done in the registry, in this order."""
+        await until(lambda: len(self.registry.names()) >= len(names), f"{names}")
+        assert self.registry.names() == list(names)
+
+    async def close(self) -> None:
+        if self._handle is not None:
+            await self._handle.terminate()
+        await self.agent.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def machine(dev_client: Client) -> AsyncIterator[Registered]:
+    """A machine that nobody has heard of yet. On the dev server: it times out retries that no agent takes."""
+    registered = Registered(dev_client, "machines")
+    async with serving(dev_client, "machines", [MachineWorkflow], registered.registry.all()):
+        try:
+            yield registered
+        finally:
+            await registered.close()
+
+
+async def test_a_new_machine_is_ready_and_attended(machine: Registered) -> None:
+    """A hello registers the machine; with nothing to stop there it is ready at once and its agent attends."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.known("machine.register", "machine.ready")
+    assert machine.registry.requests(Activity.MACHINE_READY) == [Attend(machine.machine, "boot-1", [])]
+
+
+async def test_stale_runs_are_stopped_before_work_may_come(machine: Registered) -> None:
+    """What was given up while the machine was away is stopped, one after another, before it is ready."""
+    machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
+    machine.agent.held.add(Activity.STOP_NODE)
+    await machine.says_hello()
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the first stop")
+    assert machine.registry.names() == ["machine.register"]
+    machine.agent.held.clear()
+    await machine.known("machine.register", "machine.ready")
+    assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 0.0), StopNode("wl-2", 1, 0.0)]
+
+
+async def test_a_machine_whose_agent_stays_silent_is_lost(machine: Registered) -> None:
+    """Heartbeats stop and nobody takes hold again in time: the machine is lost, until its next hello."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.agent.goes()
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    assert machine.registry.requests(Activity.MACHINE_LOST) == [Attend(machine.machine, "boot-1", [])]
+    await machine.says_hello("boot-2")
+    await machine.known("machine.register", "machine.ready", "machine.lost", "machine.register", "machine.ready")
+
+
+async def test_an_agent_that_comes_back_in_time_is_not_lost(machine: Registered) -> None:
+    """A missed heartbeat alone loses nothing: the agent is asked to attend again."""
+    machine.registry.welcome.lost_after_s = 20.0
+    await machine.says_hello()
+    await machine.attended()
+    await machine.agent.loses_touch()
+    await machine.attended(2)
+    assert machine.registry.names() == ["machine.register", "machine.ready"]
+
+
+async def test_a_hello_of_an_attended_machine_begins_anew(machine: Registered) -> None:
+    """An agent that was restarted is registered and attended again, and was never lost."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.announces("boot-1")
+    await machine.attended(2)
+    await machine.known("machine.register", "machine.ready", "machine.register", "machine.ready")
+
+
+async def test_of_several_hellos_the_newest_counts(machine: Registered) -> None:
+    """Hellos that came while the machine was being registered are answered once, by the newest."""
+    machine.registry.held.add(Activity.REGISTER_MACHINE)
+    await machine.says_hello()
+    await machine.known("machine.register")
+    await machine.announces("boot-2")
+    await machine.announces("boot-3")
+    machine.registry.held.clear()
+    await until(lambda: machine.registry.names().count("machine.ready") >= 2, "ready again")
+    heard = [h.incarnation for h in machine.registry.requests(Activity.REGISTER_MACHINE)]
+    assert heard == ["boot-1", "boot-3"]
+
+
+async def test_an_agent_that_goes_while_stale_runs_are_stopped_is_lost(machine: Registered) -> None:
+    """A machine whose old runs could not be stopped is not ready; it is lost again."""
+    machine.registry.welcome.stop = ["wl-1.3"]
+    await machine.announces()
+    await machine.known("machine.register", "machine.lost")
+
+
+async def test_a_hello_that_came_while_stale_runs_were_stopped_is_heard(machine: Registered) -> None:
+    """A machine whose agent was away while its old runs were to be stopped, and is back, is not lost."""
+    machine.registry.welcome.stop = ["wl-1.3"]
+    machine.agent.silent.add(Activity.STOP_NODE)
+    await machine.says_hello()
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the stop")
+    await machine.agent.goes()
+    await machine.announces("boot-2")
+    await until(lambda: machine.registry.names().count("machine.register") == 2, "registered again")
+    machine.agent.silent.clear()
+    await machine.agent.comes()
+    await machine.attended()
+    assert machine.registry.names() == ["machine.register", "machine.register", "machine.ready"]
+    assert machine.registry.requests(Activity.MACHINE_READY)[0].incarnation == "boot-2"
+
+
+async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hello that makes the workflow continue in a new history is answered in that one."""
+    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    monkeypatch.setattr(workflows.machine, "LONG_HISTORY_EVENTS", 10)
+    registered = Registered(dev_client, "short")
+    runner = UnsandboxedWorkflowRunner()
+    async with serving(dev_client, "short", [MachineWorkflow], registered.registry.all(), runner):
+        try:
+            await registered.says_hello()
+            await registered.attended()
+            await registered.announces("boot-2")
+            await registered.attended(2)
+            await registered.known("machine.register", "machine.ready", "machine.register", "machine.ready")
+            history = await dev_client.get_workflow_handle(registered.handle.id).fetch_history()
+            began = history.events[0].workflow_execution_started_event_attributes
+            assert began.continued_execution_run_id
+        finally:
+            await registered.close()

@@ -1,0 +1,64 @@
+"""Recorded histories replay on the workflows as they are: a deployment breaks none that runs."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.workflow import NondeterminismError
+
+from tests.workflows.changed import ImpatientWorkflow
+from tests.workflows.replays import HISTORIES, WORKFLOWS, replayer
+
+FILES = sorted(HISTORIES.glob("*.json"))
+
+
+def history(path: Path) -> WorkflowHistory:
+    """A recorded history."""
+    return WorkflowHistory.from_json(path.stem, path.read_text())
+
+
+def values(body: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of a JSON body with the keys under which they are; payloads decoded."""
+    if isinstance(body, dict):
+        for name, value in body.items():
+            yield from values(value, name)
+    elif isinstance(body, list):
+        for value in body:
+            yield from values(value, key)
+    elif isinstance(body, str):
+        yield key, base64.b64decode(body).decode(errors="replace") if key == "data" else body
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+async def test_a_recorded_history_replays(path: Path) -> None:
+    """A workflow that got this far before a deployment goes on after it."""
+    await replayer().replay_workflow(history(path))
+
+
+def test_every_workflow_has_a_recorded_history() -> None:
+    """A workflow of which nothing is recorded would not be noticed when it breaks."""
+    recorded = {
+        history(path).events[0].workflow_execution_started_event_attributes.workflow_type.name for path in FILES
+    }
+    assert recorded == {workflow.__name__ for workflow in WORKFLOWS}
+
+
+async def test_a_change_that_breaks_running_workflows_is_found() -> None:
+    """A workflow that does something else first does not replay what was recorded."""
+    (path,) = HISTORIES.glob("workload-succeeds.1.json")
+    with pytest.raises(NondeterminismError):
+        await replayer([ImpatientWorkflow]).replay_workflow(history(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_recorded_history_tells_nothing_of_where_it_was_recorded(path: Path, checkout: Path) -> None:
+    """No process, machine or folder of whoever recorded a history is in it."""
+    for key, text in values(json.loads(path.read_text())):
+        assert key != "stackTrace"
+        assert key != "identity" or text in ("agent", "client", "worker")
+        for telling in (str(checkout), str(Path.home()), "site-packages", "@"):
+            assert telling not in text, f"{key}: {text}"

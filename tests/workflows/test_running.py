@@ -1,0 +1,242 @@
+"""How a running gang is stopped, and what follows from how it ended."""
+
+from domain.phases import Phase
+from domain.protocol import Activity, MailKind, WorkloadInput
+from tests.workflows.agents import until
+from tests.workflows.lab import Life
+from tests.workflows.stories import goes
+
+AGAIN = ("placing awarded", "provisioning starting_tasks", "running starting_tasks")
+RUNNING = ("pending", *AGAIN)
+WAITING = ("pending", "placing waiting_for_victims")
+EVICTED = ("checkpointing evicted", "preempted evicted")
+HUNG = ("checkpointing no_progress", "pending no_progress")
+
+
+async def running(life: Life) -> None:
+    """Takes it from the queue to where its tasks run."""
+    await life.award()
+    await life.runs()
+
+
+async def hangs(life: Life) -> None:
+    """Runs, and is found without progress."""
+    await running(life)
+    await life.mail(MailKind.HUNG, silent_s=61.0, limit_s=60.0)
+    await until(lambda: life.facts.phase in (Phase.PENDING, Phase.FAILED), "the hung gang was stopped")
+
+
+# -------------------------------------------------------------------------------------------------------------- ends
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
+    """A gang all of whose tasks end well has succeeded; its last progress is recorded and nobody is told to stop."""
+    await running(life)
+    for agent in life.agents:
+        agent.reports(step=100, checkpoint_step=90)
+        agent.ends()
+    assert await life.result() == "succeeded"
+    assert life.reason() == {"tasks": 2}
+    progress = life.facts.releases[0].progress
+    assert sorted((p.task, p.step, p.checkpoint_step) for p in progress) == [(0, 100, 90), (1, 100, 90)]
+    assert life.stopped() == [[], []]
+
+
+@goes(*RUNNING, "pending task_failed", *AGAIN, "failed retries_exhausted")
+async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words(life: Life) -> None:
+    """The user's own failures are retried as often as allowed; the last one's status and log tail are the reason."""
+    life.plan.retries = 1
+    await running(life)
+    life.agents[0].ends(3, log_tail="boom 1")
+    await life.reaches(Phase.PENDING)
+    assert life.reason() == {
+        "task": "main/0",
+        "status": "exit code 3",
+        "log_tail": "boom 1",
+        "retries": 1,
+        "failures": 1,
+    }
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    await running(life)
+    life.agents[1].ends(None, signal=11, log_tail="boom 2")
+    assert await life.result() == "failed"
+    assert life.reason() == {"task": "main/1", "status": "signal 11", "log_tail": "boom 2", "retries": 1}
+    assert [r.blames_machine for r in life.facts.releases] == [None, None]
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_the_first_failure_is_shown_and_not_those_that_were_stopped_for_it(life: Life) -> None:
+    """A task that ended by an exit code of its own is the reason, though a peer's end by SIGTERM was heard earlier."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[0].ends(143, log_tail="terminated")
+    life.agents[1].ends(7, log_tail="the cause")
+    assert await life.result() == "failed"
+    assert life.reason()["task"] == "main/1"
+    assert life.reason()["log_tail"] == "the cause"
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_gang_that_others_stopped_has_not_succeeded(life: Life) -> None:
+    """Exit codes of 0 of tasks that were told to stop by nobody of ours are no success."""
+    life.plan.retries = 0
+    await running(life)
+    for agent in life.agents:
+        agent.ends(0, stopped=True)
+    assert await life.result() == "failed"
+    assert life.reason()["status"] == "an unknown status"
+
+
+# ----------------------------------------------------------------------------------------------------------- stopping
+
+
+@goes(*RUNNING, *EVICTED, *AGAIN, "succeeded completed")
+async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life) -> None:
+    """An eviction stops every machine once, with the workload's grace; the next attempt has the next number."""
+    await running(life)
+    for agent in life.agents:
+        agent.reports(step=50, checkpoint_step=50, resumed_step=None)
+    await life.mail(MailKind.EVICT, evictor="wl-9")
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [50, 50]
+    await running(life)
+    assert [[r.attempt for r in a.requests(Activity.RUN_NODE)] for a in life.agents] == [[1, 2], [1, 2]]
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "checkpointing preempted_by_operator", "preempted preempted_by_operator")
+async def test_an_operator_preempts(life: Life) -> None:
+    """An operator's preemption stops a gang as an eviction does, with who did it."""
+    await running(life)
+    await life.mail(MailKind.PREEMPT, by="ada")
+    await life.reaches(Phase.PREEMPTED)
+    assert life.reason() == {"by": "ada"}
+
+
+@goes(*RUNNING, "checkpointing stack_stopped", "preempted stack_stopped")
+async def test_a_stopping_stack_preempts(life: Life) -> None:
+    """A stack that stops preempts its gangs with a reason of its own."""
+    await running(life)
+    await life.mail(MailKind.PREEMPT, code="stack_stopped")
+    await life.reaches(Phase.PREEMPTED)
+
+
+@goes(*RUNNING, "checkpointing cancelled_by_user", "cancelled cancelled_by_user")
+async def test_a_running_workload_is_cancelled(life: Life) -> None:
+    """A cancellation stops a running gang with its grace and ends the workload."""
+    await running(life)
+    await life.mail(MailKind.CANCEL, 0, by="ada")
+    assert await life.result() == "cancelled"
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+
+
+@goes(*RUNNING, *EVICTED, "cancelled cancelled_by_user")
+async def test_a_cancellation_while_it_saves_takes_effect_after(life: Life) -> None:
+    """A gang that is being evicted saves its work first; then the cancellation finds it in the queue."""
+    await running(life)
+    life.agents[0].held.add(Activity.STOP_NODE)
+    await life.mail(MailKind.EVICT)
+    await life.asks(life.agents[0], Activity.STOP_NODE)
+    await life.mail(MailKind.CANCEL, 0)
+    life.agents[0].held.clear()
+    assert await life.result() == "cancelled"
+
+
+@goes(*RUNNING, "checkpointing evicted", "succeeded completed")
+async def test_a_gang_that_ended_by_itself_although_told_to_stop_has_succeeded(life: Life) -> None:
+    """Where all tasks ended well before the stop reached them, the workload is done."""
+    await running(life)
+    for agent in life.agents:
+        agent.held.add(Activity.STOP_NODE)
+    await life.mail(MailKind.EVICT)
+    for agent in life.agents:
+        await life.asks(agent, Activity.STOP_NODE)
+        agent.ends()
+    await life.pending(Activity.RUN_NODE, 0)
+    for agent in life.agents:
+        agent.held.clear()
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, *EVICTED)
+async def test_a_gang_of_which_a_part_had_ended_when_it_was_stopped_has_not_succeeded(life: Life) -> None:
+    """A machine whose tasks ended well does not make up for another whose tasks were stopped."""
+    await running(life)
+    life.agents[0].ends()
+    await life.pending(Activity.RUN_NODE, 1)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+
+
+# -------------------------------------------------------------------------------------------------------- max runtime
+
+
+@goes(*RUNNING, "checkpointing max_runtime", "failed max_runtime")
+async def test_a_workload_that_ran_for_too_long_over_all_attempts_fails(unborn: Life) -> None:
+    """Seconds of running add up over attempts; at the limit the gang saves, stops and has failed."""
+    unborn.plan.max_runtime_s = 3600.0
+    await unborn.begins(WorkloadInput(unborn.id, ran_s=3599.9))
+    await running(unborn)
+    assert await unborn.result() == "failed"
+    assert unborn.reason()["limit_s"] == 3600.0
+    assert unborn.reason()["ran_s"] >= 3600.0
+    assert unborn.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+
+
+@goes(*RUNNING, *EVICTED, *AGAIN, "succeeded completed")
+async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None:
+    """The second attempt's limit is the first one's less what that one ran."""
+    life.plan.max_runtime_s = 3600.0
+    await running(life)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    await running(life)
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+    events = (await life.handle.fetch_history()).events
+    timers = [e.timer_started_event_attributes for e in events if e.HasField("timer_started_event_attributes")]
+    first, second = (t.start_to_fire_timeout.ToTimedelta().total_seconds() for t in timers)
+    assert first == 3600.0
+    assert second < first
+
+
+# -------------------------------------------------------------------------------------------------------------- hangs
+
+
+@goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, "checkpointing no_progress", "failed no_progress")
+async def test_a_gang_that_hangs_again_and_again_fails(life: Life) -> None:
+    """A hung gang is stopped and restarted; without a step in between it fails the third time."""
+    life.plan.retries = 0
+    for _ in range(3):
+        await hangs(life)
+    assert await life.result() == "failed"
+    assert life.reason() == {"silent_s": 61.0, "limit_s": 60.0}
+
+
+@goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, *EVICTED, *AGAIN, *HUNG, *AGAIN, *HUNG)
+async def test_hangs_count_only_in_a_row(life: Life) -> None:
+    """An attempt that was evicted, not hung, begins the row anew."""
+    await hangs(life)
+    await hangs(life)
+    await running(life)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    await hangs(life)
+    await hangs(life)
+
+
+@goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, "pending task_failed", *AGAIN, *HUNG)
+async def test_a_step_forward_ends_a_row_of_hangs(life: Life) -> None:
+    """Two hangs, then an attempt that got further before it failed: the next hang is a first one."""
+    await hangs(life)
+    await hangs(life)
+    await running(life)
+    life.agents[0].reports(step=120, resumed_step=100)
+    life.agents[0].ends(1)
+    await life.reaches(Phase.PENDING)
+    await hangs(life)

@@ -1,0 +1,200 @@
+"""The scheduling loop: what it asks in which order, how often, and what it survives."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import UnsandboxedWorkflowRunner
+
+import workflows.scheduler
+from domain.ids import CONTROL_QUEUE, SCHEDULER_WORKFLOW_ID, region_queue
+from domain.protocol import Activity, AwardRequest, BidRequest, DryRunRequest, DryRunResult, ScanTicket
+from tests.workflows.agents import until
+from tests.workflows.lab import handled, serving
+from tests.workflows.servers import skipping_server
+from tests.workflows.stand_ins import Auction
+from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+
+INTERVAL_S = 300.0
+
+
+class Loop:
+    """A scheduler on a server of its own, whose time can be skipped."""
+
+    def __init__(self, environment: WorkflowEnvironment, client: Client, auction: Auction) -> None:
+        self.auction = auction
+        self._environment = environment
+        self._client = client
+        self._handle: WorkflowHandle[SchedulerWorkflow, None] | None = None
+
+    @property
+    def handle(self) -> WorkflowHandle[SchedulerWorkflow, None]:
+        assert self._handle is not None
+        return self._handle
+
+    async def begins(self) -> None:
+        """Starts the loop."""
+        self._handle = await self._client.start_workflow(
+            SchedulerWorkflow.run, id=SCHEDULER_WORKFLOW_ID, task_queue=CONTROL_QUEUE
+        )
+
+    async def wakes(self) -> None:
+        """Something changed."""
+        await self.handle.signal(SchedulerWorkflow.wake)
+
+    async def passes(self, seconds: float) -> None:
+        """Time goes by."""
+        await self._environment.sleep(timedelta(seconds=seconds))
+
+    async def called(self, kind: Activity, times: int) -> None:
+        """Waits until an activity was called so often."""
+        await until(lambda: len(self.auction.requests(kind)) >= times, f"{kind.value} {times} times")
+
+    async def rests(self) -> None:
+        """Waits until the loop waits for its timer alone."""
+        give_up_s = asyncio.get_running_loop().time() + 20.0
+        while True:
+            events = await handled(self.handle)
+            task = max(e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes"))
+            if any(e.HasField("timer_started_event_attributes") for e in events[task:]):
+                return
+            assert asyncio.get_running_loop().time() < give_up_s, f"the loop is at {events[-1]}"
+            await asyncio.sleep(0.02)
+
+    async def asked(self, request: DryRunRequest) -> DryRunResult:
+        """The answer to a dry run."""
+        return await self._client.execute_workflow(DryRunWorkflow.run, request, id="dry", task_queue=CONTROL_QUEUE)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def loop() -> AsyncIterator[Loop]:
+    """A scheduler that is not started yet, and regions `east` and `west` that bid."""
+    ticket = ScanTicket(7, [f"wl-{n}" for n in range(5)], ["east", "west"], 2, 5.0, INTERVAL_S)
+    auction = Auction(ticket)
+    async with skipping_server() as (environment, client), contextlib.AsyncExitStack() as workers:
+        for region in ticket.regions:
+            await workers.enter_async_context(serving(client, region_queue(region), [], [auction.bid]))
+        control = serving(client, CONTROL_QUEUE, [SchedulerWorkflow, DryRunWorkflow], auction.of_queue())
+        await workers.enter_async_context(control)
+        yield Loop(environment, client, auction)
+
+
+async def test_a_tick_scans_then_hears_all_regions_then_awards_batch_by_batch(loop: Loop) -> None:
+    """Each batch, in the queue's order, is bid on by every region before it is awarded, and awarded before the next."""
+    await loop.begins()
+    await loop.rests()
+    batches = [["wl-0", "wl-1"], ["wl-2", "wl-3"], ["wl-4"]]
+    assert loop.auction.names() == ["queue.scan"] + 3 * ["region.bid", "region.bid", "queue.award"]
+    assert loop.auction.requests(Activity.AWARD) == [AwardRequest(7, b, ["east", "west"], [], 5.0) for b in batches]
+    bids = sorted(loop.auction.requests(Activity.BID), key=lambda b: (b.workloads, b.region))
+    assert bids == [BidRequest(region, 7, batch) for batch in batches for region in ("east", "west")]
+
+
+async def test_an_empty_queue_asks_nobody(loop: Loop) -> None:
+    """Without queued workloads a tick is a scan and nothing more."""
+    loop.auction.ticket.workloads = []
+    await loop.begins()
+    await loop.rests()
+    assert loop.auction.names() == ["queue.scan"]
+
+
+async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop: Loop) -> None:
+    """A region whose bid is not there in time is reported as unreachable; the award is made with the others' bids."""
+    loop.auction.ticket.workloads = ["wl-0"]
+    loop.auction.ticket.regions = ["east", "nowhere", "west"]
+    loop.auction.ticket.bid_timeout_s = 2.0
+    await loop.begins()
+    await loop.called(Activity.AWARD, 1)
+    assert loop.auction.requests(Activity.AWARD)[0].unreachable == ["nowhere"]
+
+
+async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
+    """A region whose bid fails for a moment is not unreachable."""
+    loop.auction.ticket.workloads = ["wl-0"]
+    loop.auction.errors[Activity.BID] = [RuntimeError("snapshot is behind")]
+    await loop.begins()
+    await loop.called(Activity.AWARD, 1)
+    assert loop.auction.requests(Activity.AWARD)[0].unreachable == []
+    assert len(loop.auction.requests(Activity.BID)) == 3
+
+
+async def test_the_queue_is_scanned_at_every_interval(loop: Loop) -> None:
+    """Where nothing happens the queue is scanned once in each interval."""
+    loop.auction.ticket.workloads = []
+    await loop.begins()
+    await loop.rests()
+    for scans in (2, 3, 4):
+        await loop.passes(INTERVAL_S + 1.0)
+        await loop.called(Activity.SCAN, scans)
+        await loop.rests()
+        assert len(loop.auction.requests(Activity.SCAN)) == scans
+
+
+async def test_wakes_are_coalesced(loop: Loop) -> None:
+    """However many changes come during a tick, one more tick answers them all; one that comes later gets its own."""
+    loop.auction.ticket.workloads = []
+    loop.auction.held.add(Activity.SCAN)
+    await loop.begins()
+    await loop.called(Activity.SCAN, 1)
+    for _ in range(5):
+        await loop.wakes()
+    loop.auction.held.clear()
+    await loop.called(Activity.SCAN, 2)
+    await loop.rests()
+    assert len(loop.auction.requests(Activity.SCAN)) == 2
+    await loop.wakes()
+    await loop.called(Activity.SCAN, 3)
+
+
+@pytest.mark.parametrize("kind", [Activity.SCAN, Activity.AWARD])
+async def test_a_tick_that_fails_is_followed_by_another_soon(loop: Loop, kind: Activity) -> None:
+    """A tick whose scan or award fails time and again is given up; the next one comes before the interval ends."""
+    loop.auction.errors[kind] = [RuntimeError("deadlock detected") for _ in range(3)]
+    await loop.begins()
+    await loop.called(kind, 3)
+    await loop.rests()
+    assert len(loop.auction.requests(kind)) == 3
+    await loop.passes(INTERVAL_S / 10)
+    await loop.called(Activity.AWARD, 3)
+
+
+async def test_the_loop_goes_on_in_a_new_history(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its history is long the loop continues in a new one, which begins with a scan."""
+    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    monkeypatch.setattr(workflows.scheduler, "LONG_HISTORY_EVENTS", 4)
+    auction = Auction(ScanTicket(7, [], [], 2, 5.0, INTERVAL_S))
+    runner = UnsandboxedWorkflowRunner()
+    async with serving(dev_client, "ticks", [SchedulerWorkflow], auction.of_queue(), runner):
+        handle = await dev_client.start_workflow(SchedulerWorkflow.run, id="ticks", task_queue="ticks")
+        try:
+            for scans in (1, 2, 3):
+                await until(lambda n=scans: len(auction.requests(Activity.SCAN)) >= n, f"scan {scans}")
+                await handle.signal(SchedulerWorkflow.wake)
+            described = await handle.describe()
+            assert described.run_id != handle.first_execution_run_id
+        finally:
+            await handle.terminate()
+
+
+# ------------------------------------------------------------------------------------------------------------ dry runs
+
+
+async def test_a_dry_run_answers_and_changes_nothing(loop: Loop) -> None:
+    """A dry run asks once what would happen."""
+    spec = {"name": "trial"}
+    answer = await loop.asked(DryRunRequest(spec))
+    assert answer == DryRunResult(True, 3, False, "east", ["east/c1/m1"])
+    assert loop.auction.calls == [(Activity.DRY_RUN, DryRunRequest(spec))]
+
+
+async def test_a_dry_run_that_cannot_be_answered_fails(loop: Loop) -> None:
+    """Whoever asks for a dry run that is refused is told so at once."""
+    loop.auction.errors[Activity.DRY_RUN] = [ApplicationError("no such tenant", non_retryable=True)]
+    with pytest.raises(WorkflowFailureError):
+        await loop.asked(DryRunRequest({}))

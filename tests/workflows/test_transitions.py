@@ -1,0 +1,43 @@
+"""Every transition that the phases allow is in a life that some test lives through."""
+
+from itertools import pairwise
+
+from domain.phases import NEXT_PHASES, Phase
+from tests.workflows import test_loss, test_mail, test_placing, test_running
+from tests.workflows.stories import PATHS
+
+TOLD_IN = (test_placing, test_running, test_mail, test_loss)
+
+NEVER_MADE = {
+    # A workload fails for what its tasks did, so only once they run.
+    (Phase.PENDING, Phase.FAILED),
+    (Phase.PREEMPTED, Phase.FAILED),
+    (Phase.PLACING, Phase.FAILED),
+    (Phase.MIGRATING, Phase.FAILED),
+    (Phase.PROVISIONING, Phase.FAILED),
+    # Tasks that were started are running first, whatever becomes of them.
+    (Phase.PROVISIONING, Phase.CHECKPOINTING),
+    (Phase.PROVISIONING, Phase.SUCCEEDED),
+    # What runs is stopped before it is cancelled.
+    (Phase.RUNNING, Phase.CANCELLED),
+}
+"""Allowed by `NEXT_PHASES`, and made by no workflow."""
+
+
+def made() -> set[tuple[Phase, Phase]]:
+    """The transitions of all stories."""
+    phases = [[Phase(step.split()[0]) for step in path] for path in PATHS.values()]
+    return {pair for path in phases for pair in pairwise(path)}
+
+
+def test_every_transition_is_told() -> None:
+    """Each allowed transition is part of a story's path, but for those that no workflow makes."""
+    allowed = {(phase, following) for phase, all_ in NEXT_PHASES.items() for following in all_}
+    assert made() == allowed - NEVER_MADE
+    assert allowed >= NEVER_MADE
+
+
+def test_all_stories_are_known_here() -> None:
+    """The modules that tell stories are those that are looked at here."""
+    told = {name for module in TOLD_IN for name in vars(module) if name in PATHS}
+    assert told == set(PATHS)
