@@ -28,7 +28,7 @@ test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
 chaos: setup
-	@$(BIN)/python -m pytest -m chaos --chaos-rounds 10 $(ARGS)
+	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

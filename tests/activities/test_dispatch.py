@@ -43,7 +43,7 @@ def _put(world: World, kind: str, workload: str | None, body: dict[str, Any]) ->
 def _due(world: World) -> list[tuple[str, str | None]]:
     with world.session() as session:
         rows = session.execute(select(Outbox.kind, Outbox.workload).where(Outbox.delivered_at.is_(None)))
-        return [(kind, workload) for kind, workload in rows.tuples()]
+        return [(kind, workload) for kind, workload in rows]
 
 
 async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, client: Client) -> None:
@@ -97,12 +97,12 @@ async def test_a_crash_between_delivery_and_its_mark(
     _mail(town, name)
 
     def crash(_: list[int]) -> None:
-        raise KeyboardInterrupt
+        raise RuntimeError("killed")
 
     monkeypatch.setattr(dispatcher, "_mark", crash)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="killed"):
         await dispatcher._deliver_batch()
-    assert len(_due(town)) == 3
+    assert {("start", name), ("mail", name)} <= set(_due(town))
     await Dispatcher(town.engine, database_url, client)._deliver_batch()
     mails = (await told_workload(client, name)).mails
     assert len(mails) == 2 and mails[0] == mails[1]

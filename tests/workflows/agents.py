@@ -129,8 +129,9 @@ class Agent:
         """Stops polling."""
         self.gone = True
         if self._worker is not None and self._running is not None:
-            await self._worker.shutdown()
-            await self._running
+            stopping = asyncio.create_task(self._worker.shutdown())
+            await self._running  # Its error, if it has one: then `shutdown` does not end.
+            await stopping
         self._worker = self._running = None
 
     # --------------------------------------------------------------------------------------------------- its activities

@@ -7,7 +7,7 @@ import pytest_asyncio
 from temporalio.client import Client
 
 from tests.workflows.lab import Lab, Life
-from tests.workflows.replays import replayer
+from tests.workflows.replays import replay
 from tests.workflows.servers import dev_server, settled, skipping_server
 
 
@@ -80,4 +80,4 @@ async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
 async def check(life: Life) -> None:
     """What holds for every life: each attempt released once, and a history that replays."""
     life.check_releases()
-    await replayer().replay_workflow(await life.handle.fetch_history())
+    await replay(await life.handle.fetch_history())

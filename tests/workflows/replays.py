@@ -1,8 +1,9 @@
 """Replaying histories against the workflows as they are now."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from temporalio.client import WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
@@ -14,11 +15,21 @@ from workflows.workload import WorkloadWorkflow
 
 HISTORIES = Path(__file__).parent / "histories"
 
-WORKFLOWS: Sequence[type] = (
-    WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow
-)  # fmt: skip
+WORKFLOWS: Mapping[str, type] = {
+    workflow.__name__: workflow
+    for workflow in (
+        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow
+    )
+}  # fmt: skip
 
 
-def replayer(workflows: Sequence[type] = WORKFLOWS) -> Replayer:
-    """Replays in the sandbox, with the converter that the live system uses."""
-    return Replayer(workflows=workflows, data_converter=pydantic_data_converter)
+async def replay(history: WorkflowHistory, changed: type | None = None) -> None:
+    """Replays a history on its workflow as it is now, or `changed`: in the sandbox, with the live system's converter.
+
+    Raises:
+        NondeterminismError: the workflow does not do what the history says that it did.
+    """
+    began = history.events[0].workflow_execution_started_event_attributes
+    workflow = changed or WORKFLOWS[began.workflow_type.name]
+    # That one alone: a replayer imports every workflow that it is given.
+    await Replayer(workflows=[workflow], data_converter=pydantic_data_converter).replay_workflow(history)

@@ -167,7 +167,7 @@ async def test_a_tasks_failure_is_shown_although_a_peer_was_refused_too(life: Li
 async def test_errors_that_pass_end_nothing(life: Life) -> None:
     """Unknown errors of running, stopping, staging and of the database are tried again until they pass."""
     for kind in (Activity.STAGE, Activity.TRANSITION, Activity.RELEASE):
-        life.facts.errors[kind] = [RuntimeError("connection refused"), RuntimeError("connection refused")]
+        life.facts.errors[kind] = [RuntimeError("connection refused")]
     for agent in life.agents:
         agent.errors[Activity.RUN_NODE] = [RuntimeError("out of file descriptors")]
         agent.errors[Activity.STOP_NODE] = [RuntimeError("out of file descriptors")]

@@ -11,7 +11,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
 from tests.workflows.changed import ImpatientWorkflow
-from tests.workflows.replays import HISTORIES, WORKFLOWS, replayer
+from tests.workflows.replays import HISTORIES, WORKFLOWS, replay
 
 FILES = sorted(HISTORIES.glob("*.json"))
 
@@ -36,7 +36,7 @@ def values(body: Any, key: str = "") -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 async def test_a_recorded_history_replays(path: Path) -> None:
     """A workflow that got this far before a deployment goes on after it."""
-    await replayer().replay_workflow(history(path))
+    await replay(history(path))
 
 
 def test_every_workflow_has_a_recorded_history() -> None:
@@ -44,14 +44,14 @@ def test_every_workflow_has_a_recorded_history() -> None:
     recorded = {
         history(path).events[0].workflow_execution_started_event_attributes.workflow_type.name for path in FILES
     }
-    assert recorded == {workflow.__name__ for workflow in WORKFLOWS}
+    assert recorded == set(WORKFLOWS)
 
 
 async def test_a_change_that_breaks_running_workflows_is_found() -> None:
     """A workflow that does something else first does not replay what was recorded."""
     (path,) = HISTORIES.glob("workload-succeeds.1.json")
     with pytest.raises(NondeterminismError):
-        await replayer([ImpatientWorkflow]).replay_workflow(history(path))
+        await replay(history(path), ImpatientWorkflow)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

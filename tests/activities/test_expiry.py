@@ -1,0 +1,146 @@
+"""What was kept long enough is deleted, with all that belongs to it and nothing else."""
+
+from typing import cast
+
+import pytest
+from sqlalchemy import Engine, func, select, text
+from temporalio.client import Client
+from temporalio.testing import ActivityEnvironment
+
+from activities.house import HouseActivities
+from domain import ids
+from domain.phases import Phase
+from infra.db.models import Allocation, Audit, Base, Event, Idempotency, Outbox, Workload
+from infra.objects.files import FileStore
+from tests.activities.invariants import check_machines
+from tests.activities.world import World, job
+
+M = "r/c/m"
+
+
+@pytest.fixture
+def house(town: World) -> HouseActivities:
+    """Housekeeping that needs no Temporal."""
+    return HouseActivities(town.engine, town.settings, cast(Client, None))
+
+
+def _finished(world: World, workload: str, days: float) -> None:
+    world.alter(Workload, workload, finished_at=text(f"now() - interval '{days} days'"))
+    with world.session() as session:
+        session.execute(
+            text("update event set at = now() - make_interval(secs => 86400 * :d) where workload = :w"),
+            {"d": days, "w": workload},
+        )
+
+
+def _objects(world: World, *workloads: str) -> None:
+    for workload in workloads:
+        for key in (f"checkpoints/{workload}/a/0", f"logs/{workload}/1/main/0/0", ids.launch_key(workload, 1)):
+            world.bucket("r").put(key, b"x")
+
+
+def _keys(world: World) -> set[str]:
+    return {info.key.split("/")[1] for info in world.bucket("r").list("")}
+
+
+def _counts(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        return {
+            table.name: int(connection.scalar(select(func.count()).select_from(table)) or 0)
+            for table in Base.metadata.sorted_tables
+        }
+
+
+def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> None:
+    """Objects go after two weeks and records after three months; what is younger, or lives, stays."""
+    town.tenant("high", level=1)
+    old, weeks, young = (town.running(job(gpus=1)) for _ in range(3))
+    _objects(town, old, weeks, young, f"{old}-not")
+    for workload, days in ((old, 91), (weeks, 15), (young, 13)):
+        town.release(workload, Phase.SUCCEEDED)
+        _finished(town, workload, days)
+    live = town.running(job(gpus=1))
+    _objects(town, live)
+    with town.session() as session:
+        session.execute(text("update event set at = now() - interval '91 days' where workload = :w"), {"w": live})
+        session.execute(text("update event set at = now() - interval '91 days' where workload is null"))
+        session.execute(text("update outbox set delivered_at = now() - interval '2 hours' where kind <> 'wake'"))
+        session.add_all([Audit(actor="a", action="x", target="y"), Audit(actor="b", action="x", target="y")])
+        session.flush()
+        session.execute(text("update audit set at = now() - interval '91 days' where actor = 'a'"))
+    ActivityEnvironment().run(house.expire)
+    assert _keys(town) == {young, live, f"{old}-not"}
+    with town.session() as session:
+        assert set(session.scalars(select(Workload.id))) == {weeks, young, live}
+        expired = {w.id for w in session.scalars(select(Workload)) if w.expired_at is not None}
+        assert expired == {weeks}
+        assert set(session.scalars(select(Event.workload))) == {weeks, young, live}
+        assert session.scalars(select(Audit.actor)).all() == ["b"]
+        assert set(session.scalars(select(Outbox.kind))) == {"wake"}
+    before = town.dump()
+    ActivityEnvironment().run(house.expire)
+    assert town.dump() == before
+
+
+def test_a_workload_goes_with_all_that_names_it(town: World, house: HouseActivities) -> None:
+    """Deleting a workload takes its attempts, allocations, evictions and keys along; machines keep what others hold."""
+    town.tenant("high", level=1)
+    victim = town.running(job(gpus=4))
+    evictor = town.submit(job(gpus=3), tenant="high")
+    town.tick()
+    town.release(victim, Phase.PREEMPTED)
+    town.run(evictor)
+    for workload in (victim, evictor):
+        with town.session() as session:
+            session.add(Idempotency(api_key="k", key=workload, body_sha256="", workload=workload))
+    town.change(victim, Phase.CANCELLED)
+    _finished(town, victim, 100)
+    town.tick()
+    masks = town.masks(M)
+    counts = _counts(town.engine)
+    ActivityEnvironment().run(house.expire)
+    after = _counts(town.engine)
+    gone = {name: counts[name] - after[name] for name in counts if counts[name] != after[name] and name != "event"}
+    assert gone == {"workload": 1, "attempt": 1, "allocation": 1, "eviction": 1, "idempotency": 1}
+    assert town.masks(M) == masks == (0b111, 0)
+    check_machines(town)
+    town.release(evictor, Phase.SUCCEEDED)
+    check_machines(town)
+
+
+def test_deleting_history_locks_no_machine(town: World, house: HouseActivities) -> None:
+    """Old allocations are deleted without a look at their machines, on which others may be working."""
+    workload = town.running(job(gpus=4))
+    town.release(workload, Phase.SUCCEEDED)
+    _finished(town, workload, 100)
+    with town.session() as session:
+        session.execute(text("select 1 from machine for update"))
+        ActivityEnvironment().run(house.expire)
+    with town.session() as session:
+        assert session.scalars(select(Allocation)).all() == []
+
+
+def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities) -> None:
+    """A workload whose objects cannot be deleted is kept for the next time; the others' go, and old records too."""
+    first, second = town.running(job(gpus=1)), town.running(job(gpus=1))
+    _objects(town, first, second)
+    for workload in (first, second):
+        town.release(workload, Phase.SUCCEEDED)
+        _finished(town, workload, 100)
+    delete = FileStore.delete
+
+    def refuse(store: FileStore, key: str) -> None:
+        if first in key:
+            raise OSError("read-only")
+        delete(store, key)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FileStore, "delete", refuse)
+        ActivityEnvironment().run(house.expire)
+    with town.session() as session:
+        assert [w.id for w in session.scalars(select(Workload))] == [first]
+    assert _keys(town) == {first}
+    ActivityEnvironment().run(house.expire)
+    with town.session() as session:
+        assert session.scalars(select(Workload)).all() == []
+    assert _keys(town) == set()
