@@ -86,6 +86,11 @@ async def site(town: World, client: Client, database_url: str) -> AsyncIterator[
         await end_all(client)
 
 
+def _undelivered(dump: dict[str, list[str]]) -> dict[str, list[str]]:
+    """A dump without the outbox, whose rows are marked as delivered while a test looks."""
+    return {table: rows for table, rows in dump.items() if table != "outbox"}
+
+
 async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
     """What tasks report in heartbeats is the attempt's progress; each checkpoint is one event, however often seen."""
     workload = await site.placed()
@@ -106,9 +111,9 @@ async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
     assert [(e["detail"]["step"], e["attempt"], e["region"]) for e in events] == [(5, 1, "r"), (8, 1, "r")]
     await agent.ends(workload, step=10)
     await site.reaches(workload, Phase.SUCCEEDED)
-    before = site.town.dump()
+    before = _undelivered(site.town.dump())
     await site.collect()
-    assert site.town.dump() == before
+    assert _undelivered(site.town.dump()) == before
     assert site.town.attempt(workload).last_step == 10
 
 
