@@ -115,8 +115,6 @@ class Agent:
 
     async def goes(self) -> None:
         """Is gone as if the machine were unplugged: no answer, no heartbeat, no poll."""
-        self.gone = True
-        await until(lambda: self._busy == 0, "the agent's activities fell silent")
         await self.close()
 
     async def loses_touch(self) -> None:
@@ -128,9 +126,12 @@ class Agent:
     async def close(self) -> None:
         """Stops polling."""
         self.gone = True
+        await until(lambda: self._busy == 0, "the agent's activities fell silent")
         if self._worker is not None and self._running is not None:
             stopping = asyncio.create_task(self._worker.shutdown())
-            await self._running  # Its error, if it has one: then `shutdown` does not end.
+            # A worker one of whose activities falls silent while it is shut down may never end by itself.
+            await asyncio.wait({self._running}, timeout=5.0)
+            self._running.cancel()
             await stopping
         self._worker = self._running = None
 
