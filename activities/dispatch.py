@@ -188,6 +188,8 @@ class Dispatcher:
                 deliver = self._mail(row.workload, mail)
             elif row.kind == "replicate":
                 deliver = self._replicate(ReplicateTable(body["table"], body["source"], body["target"]))
+            elif row.kind == "unconfirmed":
+                deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]))
             else:
                 raise ValueError(f"kind {row.kind!r} for workload {row.workload!r}")
         except (KeyError, TypeError, ValueError) as error:
@@ -229,6 +231,14 @@ class Dispatcher:
             if row is not None:
                 await self._start(WorkloadInput(workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES))
                 await handle.signal("mail", mail)
+
+    async def _unconfirmed(self, machine_workflow: str, run: str) -> None:
+        try:
+            await self._client.get_workflow_handle(machine_workflow).signal("unconfirmed", run)
+        except RPCError as error:
+            # Nobody attends to the machine then: its agent announces itself again, and registering it asks Postgres.
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
 
     async def _replicate(self, request: ReplicateTable) -> None:
         try:

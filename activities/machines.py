@@ -6,6 +6,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities import slots
 from domain.protocol import Activity, Attend, Hello, MailKind, Welcome
 from infra.config import Settings
 from infra.db import events, outbox
@@ -26,8 +27,10 @@ class MachineActivities:
 
         A machine that comes back after a boot has lost its tasks: their gangs are told. One that comes back after it
         was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
-        that it is gone, and will not stop their tasks there. One that became smaller than what is held on it takes no
-        work, and is asked again, until enough of that has ended.
+        that it is gone, and will not stop their tasks there. Whatever was given up while its agent could not be asked
+        is refused there from now on, also where it does not run: a start that was sent may still be on its way. A
+        machine that became smaller than what is held on it takes no work, and is asked again, until enough of that
+        has ended.
         """
         if not 0 <= hello.gpus <= MAX_SLOTS:
             message = f"machine {hello.machine}: gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}"
@@ -55,7 +58,9 @@ class MachineActivities:
                 row.state = "joining"
             session.flush()
             live = _live(session, hello.machine)
-            expected = set() if given_up else {f"{workload}.{attempt}" for workload, attempt in live}
+            keys = {f"{workload}.{attempt}" for workload, attempt in live}
+            stop = set(slots.unconfirmed(session, hello.machine))
+            stop |= keys | set(hello.runs) if given_up else set(hello.runs) - keys
             if rebooted:
                 for workload, attempt in live:
                     outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=hello.machine)
@@ -65,17 +70,20 @@ class MachineActivities:
             raise ApplicationError(message, type="MachineShrunk")
         lifecycle = self._settings.lifecycle
         return Welcome(
-            stop=sorted(set(hello.runs) - expected),
+            stop=sorted(stop),
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             lost_after_s=lifecycle.node_lost_after_s,
         )
 
     @activity.defn(name=Activity.MACHINE_READY.value)
     def ready(self, attend: Attend) -> None:
-        """Nothing runs there that should not: work may be placed on it."""
+        """Nothing of `attend.stop` runs there: work may be placed on it, unless more was given up there meanwhile."""
         with transaction(self._engine) as session:
             row = session.get_one(Machine, attend.machine, with_for_update=True)
-            if row.incarnation != attend.incarnation or row.state == "ready":
+            if row.incarnation != attend.incarnation:
+                return
+            slots.confirm_stopped(session, row.id, attend.stop)
+            if row.state == "ready" or slots.unconfirmed(session, row.id):
                 return
             row.state, row.lost_at, row.registered_at = "ready", None, func.now()
             events.record(session, "machine.ready", region=row.region, machine=row.id)

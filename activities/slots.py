@@ -9,11 +9,11 @@ attempt's lock asks for no machine or workload any more. A workload's lock guard
 which attempt is released or evicted; an attempt's lock guards what is reported of it and when it is ready.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol import MailKind
@@ -164,29 +164,71 @@ def _given_up(session: Session, machine: str, victims: Mapping[str, int]) -> _Gi
     return out
 
 
-def release(session: Session, workload: str, attempt: int) -> list[str]:
+def release(session: Session, workload: str, attempt: int, silent: Collection[str] = ()) -> list[str]:
     """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
 
-    Tells each successor that now holds everything (`slots_ready`). Returns the machines, sorted.
+    Tells each successor that now holds everything (`slots_ready`). Returns the machines, sorted. On `silent` machines
+    tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, and whoever
+    was to succeed there is told that it is lost.
     """
     own = session.scalars(
         select(Allocation)
         .where(Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None))
         .order_by(Allocation.machine)
     ).all()
-    lock_machines(session, [row.machine for row in own])
+    machines = lock_machines(session, [row.machine for row in own])
     served: set[tuple[str, int]] = set()
     for row in own:
         session.refresh(row)
         row.released_at = func.clock_timestamp()
+        if row.machine not in silent:
+            row.stopped_at = func.clock_timestamp()
+        doubtful = row.machine in silent and row.stopped_at is None
         session.flush()
-        for successor in _successors(session, row):
+        heirs = _successors(session, row)
+        if doubtful:
+            _doubt(session, machines[row.machine], row, heirs)
+        for successor in heirs:
             _hand_over(row, successor)
             session.flush()
             served.add((successor.workload, successor.attempt))
     for heir, heir_attempt in sorted(served):
         _tell_if_ready(session, heir, heir_attempt)
     return [row.machine for row in own]
+
+
+def _doubt(session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation]) -> None:
+    """Keeps work from a locked machine on which `given`'s tasks may still run."""
+    if machine.state == "lost":
+        return  # It is asked when it comes back, and its heirs have been told.
+    machine.state = "joining"
+    outbox.unconfirmed(session, machine.id, f"{given.workload}.{given.attempt}")
+    for heir in heirs:
+        outbox.mail(session, heir.workload, MailKind.MACHINE_LOST, heir.attempt, machine=machine.id)
+
+
+def unconfirmed(session: Session, machine: str) -> list[str]:
+    """What was released on a machine while its agent could not be asked: `workload.attempt`, sorted."""
+    rows = session.execute(
+        select(Allocation.workload, Allocation.attempt).where(
+            Allocation.machine == machine, Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None)
+        )
+    )
+    return sorted(f"{workload}.{attempt}" for workload, attempt in rows)
+
+
+def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None:
+    """Notes that nothing of `runs` (`workload.attempt`) runs on a locked machine, or ever will."""
+    parts = [run.rpartition(".") for run in runs]
+    session.execute(
+        update(Allocation)
+        .where(
+            Allocation.machine == machine,
+            Allocation.stopped_at.is_(None),
+            tuple_(Allocation.workload, Allocation.attempt).in_([(workload, int(n)) for workload, _, n in parts]),
+        )
+        .values(stopped_at=func.clock_timestamp())
+    )
 
 
 def _successors(session: Session, given: Allocation) -> list[Allocation]:

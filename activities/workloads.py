@@ -114,7 +114,7 @@ class WorkloadActivities:
             attempt = session.get(Attempt, (request.workload_id, request.attempt))
             if attempt is None or attempt.released_at is not None:
                 return
-            machines = slots.release(session, row.id, request.attempt)
+            machines = slots.release(session, row.id, request.attempt, request.silent_machines)
             session.refresh(attempt, with_for_update=True)  # only now: see the order of locks in `slots`
             set_progress(attempt, request.progress)
             attempt.released_at = func.clock_timestamp()

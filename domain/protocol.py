@@ -131,6 +131,8 @@ class ReleaseRequest:
     progress: list["TaskProgress"] = field(default_factory=list)
     blames_machine: str | None = None
     """A machine on which tasks could not be started or were lost: counts towards its cordon."""
+    silent_machines: list[str] = field(default_factory=list)
+    """Those whose agents could not be asked whether anything still runs there."""
 
 
 # -------------------------------------------------------------------------------------------------------- scheduling

@@ -74,6 +74,8 @@ class Gang:
         self._lost: str | None = None
         self._refused: LaunchFailure | None = None
         self._stopping = False
+        self.silent: set[str] = set()
+        """Machines whose agents could not be asked: tasks may still run there."""
 
     # ---------------------------------------------------------------------------------------------------------- launch
 
@@ -140,6 +142,7 @@ class Gang:
                 self._refused = self._refused or self._why_not_started(machine, error)
             else:
                 self._lost = self._lost or machine
+                self.silent.add(machine)
         self._outcomes[machine] = outcome
         self._finished.append(machine)
         return outcome
@@ -161,6 +164,8 @@ class Gang:
         """Stops every node's tasks and waits until nothing of them runs. `lost` is a machine known to be gone."""
         self._stopping = True
         self._lost = self._lost or lost
+        if lost is not None:
+            self.silent.add(lost)
         await asyncio.gather(*(self._stop(n.machine, grace_s) for n in self._plan.nodes if n.machine != self._lost))
 
     async def _stop(self, machine: str, grace_s: float) -> None:
@@ -178,7 +183,9 @@ class Gang:
             if isinstance(error.cause, ApplicationError):
                 raise
             self._lost = self._lost or machine
+            self.silent.add(machine)
             return
+        self.silent.discard(machine)
         earlier = self._outcomes.get(machine)
         if earlier is None or not earlier.exits:
             self._outcomes[machine] = outcome

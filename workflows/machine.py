@@ -1,5 +1,6 @@
 """A machine's registration: known alive by one long heartbeating activity, lost when that stops."""
 
+import asyncio
 from datetime import timedelta
 
 from temporalio import workflow
@@ -21,11 +22,17 @@ class MachineWorkflow:
 
     def __init__(self) -> None:
         self._hello: Hello | None = None
+        self._unconfirmed: list[str] = []
 
     @workflow.signal
     def hello(self, hello: Hello) -> None:
         """The agent (re)started; only the newest counts."""
         self._hello = hello
+
+    @workflow.signal
+    def unconfirmed(self, run: str) -> None:
+        """A gang gave up `run` (`workload.attempt`) here and could not ask whether its tasks have ended."""
+        self._unconfirmed.append(run)
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
@@ -35,21 +42,22 @@ class MachineWorkflow:
             await workflow.wait_condition(lambda: self._hello is not None)
             hello, self._hello = self._hello, None
             assert hello is not None
+            self._unconfirmed.clear()  # What was given up so far, registering finds out.
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
             attend = Attend(machine, hello.incarnation, welcome.stop)
-            if await self._stop_stale(machine, welcome):
+            if await self._stop_all(machine, welcome.stop, welcome):
                 await self._attend(attend, welcome)
             elif self._hello is None:
                 await record(Activity.MACHINE_LOST, attend)
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(args=[machine, self._hello])
 
-    async def _stop_stale(self, machine: str, welcome: Welcome) -> bool:
+    async def _stop_all(self, machine: str, runs: list[str], welcome: Welcome) -> bool:
         """Stops runs that were given up while the machine was away; False if its agent is gone again.
 
         Nothing is placed on a machine before this: a slot has one holder even where the old one outlived a partition.
         """
-        for run in welcome.stop:
+        for run in runs:
             workload, _, attempt = run.rpartition(".")
             try:
                 await workflow.execute_activity(
@@ -79,7 +87,10 @@ class MachineWorkflow:
             ),
         )
         await record(Activity.MACHINE_READY, attend)
-        await workflow.wait_condition(lambda: handle.done() or self._hello is not None)
+        while not handle.done() and self._hello is None:
+            if self._unconfirmed:
+                await self._clear(attend, welcome, handle)
+            await workflow.wait_condition(lambda: handle.done() or self._hello is not None or self._unconfirmed != [])
         if not handle.done():
             give_up(handle)
             return
@@ -87,3 +98,15 @@ class MachineWorkflow:
             await handle
         except ActivityError:
             await record(Activity.MACHINE_LOST, attend)
+
+    async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> None:
+        """Stops what gangs gave up here; then work may be placed again. Other gangs' tasks go on meanwhile."""
+        runs, self._unconfirmed = self._unconfirmed, []
+        stopping = asyncio.ensure_future(self._stop_all(attend.machine, runs, welcome))
+        await workflow.wait_condition(lambda: stopping.done() or attendance.done() or self._hello is not None)
+        if not stopping.done():
+            give_up(stopping)
+        elif await stopping:
+            await record(Activity.MACHINE_READY, Attend(attend.machine, attend.incarnation, runs))
+        else:
+            self._unconfirmed += runs

@@ -67,6 +67,8 @@ class WorkloadWorkflow:
         self._state = state
         self._mails: deque[Mail] = deque(state.mails)
         self._seen: deque[int] = deque(state.seen_mail, maxlen=_REMEMBERED_MAIL)
+        self._gang: Gang | None = None
+        """That of the present attempt, once it may have tasks."""
 
     @workflow.signal
     def mail(self, mail: Mail) -> None:
@@ -107,6 +109,7 @@ class WorkloadWorkflow:
             self._mails.append(replace(mail, attempt=0))
             mail = await self._next_mail({MailKind.AWARDED})
         self._state.attempt = mail.attempt
+        self._gang = None
         show_in_temporal(
             phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")), rank=mail.detail.get("rank")
         )
@@ -120,6 +123,7 @@ class WorkloadWorkflow:
                 reason=end.reason.to_json(),
                 progress=list(end.progress),
                 blames_machine=end.blames_machine,
+                silent_machines=self._silent_machines(),
             ),
         )
         return end
@@ -144,7 +148,7 @@ class WorkloadWorkflow:
             Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)}),
         )
         await record(Activity.STAGED_HERE, stage)
-        gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         failed = await self._unless_told(gang.prepare())
         if isinstance(failed, Mail):
             await gang.stop(0.0, lost=self._lost_machine(failed))
@@ -265,6 +269,9 @@ class WorkloadWorkflow:
         lost = mail is not None and mail.kind == MailKind.MACHINE_LOST
         return str(mail.detail["machine"]) if mail is not None and lost else None
 
+    def _silent_machines(self) -> list[str]:
+        return sorted(self._gang.silent) if self._gang is not None else []
+
     # ------------------------------------------------------------------------------------------------------------- mail
 
     def _current(self, mail: Mail) -> bool:
@@ -296,8 +303,9 @@ class WorkloadWorkflow:
         """This workflow replaces one that is gone while an attempt was placed: stops that attempt and releases it."""
         stage = StageRequest(self._state.workload_id, self._state.attempt)
         plan = await record(Activity.STAGE, stage, LaunchPlan)
-        gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         await gang.stop(plan.grace_s)
+        progress = (await gang.result()).progress
         await record(
             Activity.RELEASE,
             ReleaseRequest(
@@ -305,7 +313,8 @@ class WorkloadWorkflow:
                 attempt=self._state.attempt,
                 next_phase=Phase.PREEMPTED.value,
                 reason=Reason(ReasonCode.STACK_STOPPED).to_json(),
-                progress=list((await gang.result()).progress),
+                progress=list(progress),
+                silent_machines=self._silent_machines(),
             ),
         )
         self._state.placed = False

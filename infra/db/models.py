@@ -263,6 +263,9 @@ class Allocation(Base):
     held_at: Mapped[datetime | None]
     """When nothing was awaited any more: tasks run only after."""
     released_at: Mapped[datetime | None]
+    stopped_at: Mapped[datetime | None]
+    """When it was known that nothing of the attempt runs on the machine, or ever will: that may be long after the
+    release where its agent could not be asked. A machine is ready only when this is known of all that was released."""
     __table_args__ = (
         ForeignKeyConstraint(["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"),
         CheckConstraint("slots & awaited = 0", name="allocation_disjoint"),
@@ -271,6 +274,11 @@ class Allocation(Base):
             name="allocation_awaited",
         ),
         Index("allocation_live", "machine", postgresql_where=text("released_at is null")),
+        Index(
+            "allocation_unconfirmed",
+            "machine",
+            postgresql_where=text("released_at is not null and stopped_at is null"),
+        ),
     )
 
 
@@ -362,7 +370,8 @@ class Outbox(Base):
     __tablename__ = "outbox"
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str]
-    """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table)."""
+    """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table),
+    `unconfirmed` (a signal to a machine's workflow)."""
     workload: Mapped[str | None]
     body: Mapped[Json]
     created_at: Mapped[datetime] = mapped_column(server_default=_NOW)

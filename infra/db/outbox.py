@@ -28,6 +28,11 @@ def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail
     _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
 
 
+def unconfirmed(session: Session, machine: str, run: str) -> None:
+    """Asks a machine's workflow to stop `run` (`workload.attempt`) there: it was released without its agent's word."""
+    _put(session, "unconfirmed", None, {"machine": machine, "run": run})
+
+
 def wake_scheduler(session: Session) -> None:
     """Asks for a GMS scan pass: something changed that could let a queued workload be placed."""
     _put(session, "wake", None, {})

@@ -30,10 +30,14 @@ def check_machines(world: World) -> None:
     """Masks and free amounts are those of the live allocations; what is promised is held by a victim of its heir."""
     with world.session() as session:
         live = session.scalars(select(Allocation).where(Allocation.released_at.is_(None))).all()
+        unconfirmed = session.scalars(
+            select(Allocation).where(Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None))
+        ).all()
         evictions = {
             (e.evictor, e.evictor_attempt, e.victim, e.victim_attempt) for e in session.scalars(select(Eviction))
         }
         for machine in session.scalars(select(Machine)):
+            assert machine.state != "ready" or all(a.machine != machine.id for a in unconfirmed)
             here = [a for a in live if a.machine == machine.id]
             assert machine.held == sum(a.slots for a in here) == _union(a.slots for a in here)
             assert machine.promised == sum(a.awaited for a in here) == _union(a.awaited for a in here)
@@ -123,8 +127,9 @@ def check_mail(world: World) -> None:
 
 
 def check_history(world: World) -> None:
-    """No slot of a machine was ever held by two allocations whose tasks could run at the same time."""
+    """No slot of a machine was ever held by two allocations, or used by tasks of two at the same time."""
     with world.session() as session:
+        started = {(a.workload, a.attempt): a.started_at for a in session.scalars(select(Attempt))}
         history: dict[str, list[Allocation]] = defaultdict(list)
         for row in session.scalars(select(Allocation).where(Allocation.held_at.is_not(None))):
             history[row.machine].append(row)
@@ -135,6 +140,8 @@ def check_history(world: World) -> None:
                     if one.slots & other.slots:
                         assert one.released_at is not None and other.held_at is not None
                         assert one.released_at <= other.held_at
+                        starts_at = started[other.workload, other.attempt]
+                        assert starts_at is None or (one.stopped_at is not None and one.stopped_at <= starts_at)
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -1,6 +1,7 @@
 """Workloads' workflows, played by chance: each takes its own mail in order, late, and does what the real one would."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ class _Life:
     """`queued`, `waiting` for slots, `ready`, `running`, `over`."""
     cancelled: bool = False
     mail: list[dict[str, Any]] = field(default_factory=list)
+    machines: list[str] = field(default_factory=list)
 
 
 class Lives:
@@ -36,12 +38,16 @@ class Lives:
         self._chance = chance
         self._lives: dict[str, _Life] = {}
         self._read = 0
+        self.unconfirmed: list[tuple[str, str]] = []
+        """Machine and run of what machines' workflows are to stop, and did not yet."""
 
     def fetch(self) -> None:
         """Takes what is new in the outbox: the dispatcher's part, in the order of the rows."""
         with self._world.session() as session:
             for row in session.scalars(select(Outbox).where(Outbox.id > self._read).order_by(Outbox.id)):
                 self._read = row.id
+                if row.kind == "unconfirmed":
+                    self.unconfirmed.append((row.body["machine"], row.body["run"]))
                 if row.workload is not None:
                     life = self._lives.setdefault(row.workload, _Life())
                     if row.kind == "mail":
@@ -60,8 +66,11 @@ class Lives:
             self._world.change(workload, Phase.PROVISIONING, life.attempt)
             self._world.change(workload, Phase.RUNNING, life.attempt)
             life.stage = "running"
+            life.machines = sorted(self._world.holdings(workload, life.attempt))
         elif life.stage == "running" and self._chance.random() < 0.3:
-            self._end(workload, life, self._chance.choice([Phase.SUCCEEDED, Phase.PENDING]))
+            phase = self._chance.choice([Phase.SUCCEEDED, Phase.PENDING])
+            unheard = self._chance.sample(life.machines, 1) if self._chance.random() < 0.3 else []
+            self._end(workload, life, phase, silent=unheard if phase is Phase.PENDING else [])
 
     def _take(self, workload: str, life: _Life, mail: dict[str, Any]) -> None:
         kind, attempt = MailKind(mail["kind"]), mail["attempt"]
@@ -73,18 +82,22 @@ class Lives:
         elif life.stage == "over" or attempt not in (0, life.attempt):
             return
         elif kind is MailKind.SLOTS_READY:
-            assert life.stage == "waiting"
-            life.stage = "ready"
+            # Its own loss may have ended the attempt first: then it is back in the queue, and this is no news.
+            assert life.stage in ("waiting", "queued")
+            life.stage = "ready" if life.stage == "waiting" else "queued"
         elif life.stage != "queued":
             if life.stage == "running" and self._chance.random() < 0.5:
                 self._world.change(workload, Phase.CHECKPOINTING, life.attempt)
-            self._end(workload, life, _ENDS[kind], mail["detail"].get("machine"))
+            lost = mail["detail"].get("machine") if kind is MailKind.MACHINE_LOST else None
+            self._end(workload, life, _ENDS[kind], lost, [lost] if lost and life.stage == "running" else [])
         elif kind is MailKind.CANCEL:
             life.cancelled = not self._world.change(workload, Phase.CANCELLED, life.attempt)
             life.stage = "queued" if life.cancelled else "over"
 
-    def _end(self, workload: str, life: _Life, phase: Phase, blames: str | None = None) -> None:
+    def _end(
+        self, workload: str, life: _Life, phase: Phase, blames: str | None = None, silent: Sequence[str] = ()
+    ) -> None:
         progress = [TaskProgress("main", 0, step=life.attempt, checkpoint_step=life.attempt, checkpoint_at_s=1.0)]
         for _ in range(self._chance.choice([1, 1, 2])):  # an effect may be carried out again
-            self._world.release(workload, phase, life.attempt, blames, progress)
+            self._world.release(workload, phase, life.attempt, blames, progress, silent)
         life.stage = "queued" if phase in (Phase.PENDING, Phase.PREEMPTED) else "over"

@@ -112,15 +112,71 @@ def test_a_loss_of_an_earlier_boot_is_no_news(fleet: World) -> None:
 def test_a_machine_that_comes_back_after_it_was_lost_stops_everything(fleet: World) -> None:
     """What ran through a partition is stopped before the machine is ready, also of gangs not yet released."""
     fleet.machine(M)
-    slow, released = fleet.running(), fleet.running()
+    slow, released, unheard = fleet.running(), fleet.running(), fleet.running()
     fleet.machines.lost(fleet.attend(M))
-    fleet.release(released, Phase.PENDING, blames=M)
+    fleet.release(released, Phase.PENDING, blames=M, silent=[M])
     hello = fleet.hello(M, runs=[f"{slow}.1", f"{released}.1"])
+    everything = sorted([f"{slow}.1", f"{released}.1", f"{unheard}.1"])
     for _ in range(2):  # a registration may be carried out again
-        assert fleet.machines.register(hello).stop == [f"{slow}.1", f"{released}.1"]
-    fleet.machines.ready(fleet.attend(M))
-    assert fleet.machines.register(hello).stop == [f"{released}.1"]
+        assert fleet.machines.register(hello).stop == everything
+    fleet.machines.ready(fleet.attend(M, stop=everything))
     assert _row(fleet).state == "ready"
+    # Those who hear of the loss only now were stopped already: nobody is asked to do it again.
+    for late in (slow, unheard):
+        fleet.release(late, Phase.PENDING, blames=M, silent=[M])
+    assert (_row(fleet).state, fleet.unconfirmed()) == ("ready", [])
+    assert fleet.machines.register(fleet.hello(M)).stop == []
+    check(fleet)
+
+
+def test_a_machine_on_which_tasks_may_still_run_takes_no_work(fleet: World) -> None:
+    """A gang that could not ask a machine's agent keeps it from everybody until its tasks are known to have ended."""
+    fleet.machine(M)
+    gone, stays = fleet.running(), fleet.running()
+    fleet.release(gone, Phase.PENDING, blames=M, silent=[M])
+    assert (_row(fleet).state, fleet.masks(M)) == ("joining", (0b10, 0))
+    assert fleet.unconfirmed() == [(M, f"{gone}.1")]
+    assert fleet.mail(stays, "machine_lost") == []
+    fleet.tick()
+    assert fleet.waiting(gone) == ["no_hardware r"]
+    fleet.machines.ready(fleet.attend(M))
+    assert _row(fleet).state == "joining"
+    for _ in range(2):
+        fleet.machines.ready(fleet.attend(M, stop=[f"{gone}.1"]))
+        assert _row(fleet).state == "ready"
+    assert fleet.tick().awarded == 1
+    check(fleet)
+
+
+def test_what_was_given_up_after_a_hello_is_stopped_too(fleet: World) -> None:
+    """A machine that is being registered while a gang gives up tasks there is not ready before these have ended."""
+    fleet.machine(M)
+    first, second = fleet.running(), fleet.running()
+    fleet.release(first, Phase.PENDING, silent=[M])
+    welcome = fleet.machines.register(fleet.hello(M, runs=[f"{first}.1", f"{second}.1"]))
+    assert welcome.stop == [f"{first}.1"]
+    fleet.release(second, Phase.PENDING, silent=[M])
+    fleet.machines.ready(fleet.attend(M, stop=welcome.stop))
+    assert _row(fleet).state == "joining"
+    assert fleet.unconfirmed() == [(M, f"{first}.1"), (M, f"{second}.1")]
+    assert fleet.machines.register(fleet.hello(M)).stop == [f"{second}.1"]
+    fleet.machines.ready(fleet.attend(M, stop=[f"{second}.1"]))
+    assert _row(fleet).state == "ready"
+    check(fleet)
+
+
+def test_an_heir_of_what_may_still_run_is_told_before_it_starts(fleet: World) -> None:
+    """A victim whose machine is silent gives up its slots there, and its evictor goes elsewhere first."""
+    fleet.tenant("high", level=1)
+    fleet.machine(M)
+    low = fleet.running(job(gpus=4))
+    high = fleet.submit(job(gpus=4), tenant="high")
+    fleet.tick()
+    fleet.release(low, Phase.PENDING, silent=[M])
+    assert [m["kind"] for m in fleet.mail(high)] == ["awarded", "machine_lost", "slots_ready"]
+    fleet.release(high, Phase.PENDING)
+    assert fleet.unconfirmed() == [(M, f"{low}.1")]
+    check(fleet)
 
 
 @pytest.mark.parametrize("more", [{"gpus": 8}, {"cpus_milli": 99_000}, {"memory_bytes": 99 * GIB}])

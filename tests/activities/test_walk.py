@@ -36,7 +36,7 @@ class Walk:
         steps: dict[Callable[[], None], int] = {
             self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 1, self.lose: 1, self.come_back: 4,
             self.lower: 1, self.reboot: 1, self.cordon: 1, self.uncordon: 4, self.drain: 1, self.hold: 1,
-            self.let_go: 2,
+            self.let_go: 2, self.confirm: 4,
         }  # fmt: skip
         for _ in range(8):
             self.submit()
@@ -77,6 +77,12 @@ class Walk:
         for machine in lost:
             self.boots[machine] += self.chance.choice([0, 1])
             self.world.machine(machine, FLEET[machine], incarnation=f"boot-{self.boots[machine]}")
+
+    def confirm(self) -> None:
+        """A machine's workflow has stopped what was given up there."""
+        if self.lives.unconfirmed:
+            machine, run = self.lives.unconfirmed.pop(0)
+            self.world.machines.ready(self.world.attend(machine, f"boot-{self.boots[machine]}", [run]))
 
     def reboot(self) -> None:
         machine = self.chance.choice(sorted(FLEET))

@@ -149,12 +149,12 @@ class World:
         """A machine that came up and is ready."""
         hello = self.hello(machine, gpus, **more)
         welcome = self.machines.register(hello)
-        self.machines.ready(self.attend(machine, hello.incarnation))
+        self.machines.ready(self.attend(machine, hello.incarnation, welcome.stop))
         return welcome
 
-    def attend(self, machine: str, incarnation: str = "boot-1") -> Attend:
-        """A machine as its workflow names it."""
-        return Attend(machine, incarnation, [])
+    def attend(self, machine: str, incarnation: str = "boot-1", stop: Sequence[str] = ()) -> Attend:
+        """A machine as its workflow names it, on which `stop` was stopped."""
+        return Attend(machine, incarnation, list(stop))
 
     def table(self, name: str, size_bytes: int, *regions: str, home: str | None = None) -> None:
         """A table with complete replicas in `regions`."""
@@ -242,12 +242,14 @@ class World:
 
     def release(
         self, workload: str, phase: Phase, attempt: int | None = None, blames: str | None = None,
-        progress: Sequence[TaskProgress] = (),
+        progress: Sequence[TaskProgress] = (), silent: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """The end of an attempt, by its workflow."""
+        """The end of an attempt, by its workflow, for which the agents of `silent` machines could not be asked."""
         number = self.workload(workload).attempt if attempt is None else attempt
         reason = Reason(WHY[phase]).to_json()
-        self.workloads.release(ReleaseRequest(workload, number, phase.value, reason, list(progress), blames))
+        self.workloads.release(
+            ReleaseRequest(workload, number, phase.value, reason, list(progress), blames, list(silent))
+        )
 
     def running(self, *jobs: JobSpec, ago_s: float = 600.0, **more: Any) -> str:
         """A workload that has been submitted, awarded and run for a while."""
@@ -313,6 +315,12 @@ class World:
                 select(Outbox).where(Outbox.workload == workload, Outbox.kind == "mail").order_by(Outbox.id)
             )
             return [row.body for row in rows if kind is None or row.body["kind"] == kind]
+
+    def unconfirmed(self) -> list[tuple[str, str]]:
+        """What machines' workflows were asked to stop: machine and run, in order."""
+        with self.session() as session:
+            rows = session.scalars(select(Outbox).where(Outbox.kind == "unconfirmed").order_by(Outbox.id))
+            return [(row.body["machine"], row.body["run"]) for row in rows]
 
     def put_out(self, kind: str) -> int:
         """How many rows of a kind the outbox has had."""

@@ -98,7 +98,7 @@ async def _dry_run(client: Client) -> WorkflowHistory:
 
 
 async def _machine(client: Client) -> WorkflowHistory:
-    """Two stale runs are stopped; it is attended, lost, back, and says hello once more."""
+    """Two stale runs are stopped; it is attended, lost, back, says hello once more and stops a third."""
     machine = Registered(client, "recorded")
     machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
     async with serving(client, "recorded", [MachineWorkflow], machine.registry.all()):
@@ -112,6 +112,8 @@ async def _machine(client: Client) -> WorkflowHistory:
             await machine.attended(2)
             await machine.announces("boot-2")
             await machine.attended(3)
+            await machine.handle.signal("unconfirmed", "wl-3.1")
+            await until(lambda: machine.registry.names().count("machine.ready") == 4, "confirmed")
             return await _fetched(client, machine.handle.id)
         finally:
             await machine.close()

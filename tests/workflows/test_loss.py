@@ -45,6 +45,7 @@ async def test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others(
     await life.reaches(Phase.PENDING)
     assert life.reason() == {"machine": life.agents[1].machine}
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.facts.releases[0].silent_machines == [life.agents[1].machine]
     assert life.stopped() == [[(1, 5.0)], []]
     await running(life)
     await ends_well(life)
@@ -74,6 +75,7 @@ async def test_a_task_whose_end_nobody_saw_was_lost_with_its_machine(life: Life)
     life.agents[1].ends(None)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.facts.releases[0].silent_machines == []
 
 
 @goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
@@ -87,10 +89,12 @@ async def test_a_machine_whose_agent_stays_silent_is_lost(real_life: Life) -> No
     await life.reaches(Phase.PENDING)
     assert life.reason() == {"machine": life.agents[1].machine}
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.facts.releases[0].silent_machines == [life.agents[1].machine]
     assert life.stopped() == [[(1, 5.0)], []]
     await life.agents[1].comes()
     await running(life)
     await ends_well(life)
+    assert life.facts.releases[1].silent_machines == []
 
 
 @goes(*RUNNING, "succeeded completed")

@@ -169,6 +169,50 @@ async def test_a_hello_that_came_while_stale_runs_were_stopped_is_heard(machine:
     assert machine.registry.requests(Activity.MACHINE_READY)[0].incarnation == "boot-2"
 
 
+async def test_what_was_given_up_there_is_stopped_while_it_is_attended(machine: Registered) -> None:
+    """A gang that could not ask the agent leaves its tasks to the machine's workflow; the attendance goes on."""
+    await machine.says_hello()
+    await machine.attended()
+    for run in ("wl-1.3", "wl-2.1"):
+        await machine.handle.signal("unconfirmed", run)
+    await until(lambda: len(machine.agent.requests(Activity.STOP_NODE)) == 2, "both stops")
+    assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 0.0), StopNode("wl-2", 1, 0.0)]
+    await until(lambda: _confirmed(machine) == ["wl-1.3", "wl-2.1"], "both confirmed")
+    assert len(machine.agent.requests(Activity.ATTEND)) == 1
+    assert set(machine.registry.names()) == {"machine.register", "machine.ready"}
+
+
+async def test_what_was_given_up_on_a_machine_that_is_gone_waits_for_its_return(machine: Registered) -> None:
+    """An agent that does not answer is not confirmed to have stopped: it is lost, and asked at its next hello."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.agent.goes()
+    await machine.handle.signal("unconfirmed", "wl-1.3")
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    machine.registry.welcome.stop = ["wl-1.3"]
+    await machine.says_hello()
+    await machine.known("machine.register", "machine.ready", "machine.lost", "machine.register", "machine.ready")
+    assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 0.0)]
+
+
+async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(machine: Registered) -> None:
+    """A machine that is being registered asks Postgres what is to be stopped; a signal before that is no order."""
+    machine.registry.held.add(Activity.REGISTER_MACHINE)
+    await machine.says_hello()
+    await machine.known("machine.register")
+    await machine.handle.signal("unconfirmed", "wl-1.3")
+    machine.registry.held.clear()
+    await until(lambda: _confirmed(machine) == ["wl-1.3"], "stopped once it is attended")
+    await machine.announces()
+    await machine.attended(2)
+    assert len(machine.agent.requests(Activity.STOP_NODE)) == 1
+
+
+def _confirmed(machine: Registered) -> list[str]:
+    """What the registry was told to have been stopped, in order."""
+    return [run for attend in machine.registry.requests(Activity.MACHINE_READY) for run in attend.stop]
+
+
 async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello that makes the workflow continue in a new history is answered in that one."""
     # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.

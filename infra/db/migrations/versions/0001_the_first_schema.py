@@ -321,6 +321,7 @@ def upgrade() -> None:
         sa.Column("awarded_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("held_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("released_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("stopped_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.CheckConstraint(
             "awaited_cpus_milli between 0 and cpus_milli and awaited_memory_bytes between 0 and memory_bytes",
             name="allocation_awaited",
@@ -335,6 +336,13 @@ def upgrade() -> None:
     )
     op.create_index(
         "allocation_live", "allocation", ["machine"], unique=False, postgresql_where=sa.text("released_at is null")
+    )
+    op.create_index(
+        "allocation_unconfirmed",
+        "allocation",
+        ["machine"],
+        unique=False,
+        postgresql_where=sa.text("released_at is not null and stopped_at is null"),
     )
     op.execute("create sequence scan_number")
     op.execute((Path(__file__).parent.parent / "0001_allocation_guard.sql").read_text())
