@@ -29,10 +29,9 @@ from domain.protocol import (
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, Plan, QueuedWorkload
 from domain.spec import WorkloadSpec
-from infra.bootstrap import PAUSED
 from infra.config import Settings
 from infra.db import outbox
-from infra.db.models import Attempt, Eviction, Publication, Region, RegionBid, Setting, Waiting, Workload
+from infra.db.models import Attempt, Eviction, Publication, Region, RegionBid, Waiting, Workload
 from infra.db.session import transaction
 
 DRY_RUN_ID = "~dry-run"
@@ -61,8 +60,6 @@ class AuctionActivities:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             snapshot = snapshots.queue_snapshot(session, scheduler)
             names = regions(session)
-            setting = session.get(Setting, PAUSED)
-            paused = setting is not None and bool(setting.value["paused"])
         result = gms.scan.scan(snapshot)
         items = [
             {
@@ -89,7 +86,7 @@ class AuctionActivities:
             session.execute(delete(RegionBid).where(RegionBid.scan < number))
         return ScanTicket(
             scan=number,
-            workloads=[] if paused else [r.id for r in result.queue],
+            workloads=[r.id for r in result.queue],
             regions=names,
             batch=scheduler.batch,
             bid_timeout_s=scheduler.bid_timeout_s,

@@ -161,8 +161,7 @@ def power_off(state_dir: Path) -> None:
     for run in runs:
         cgroup = run.cgroup()
         if cgroup is not None:
-            with contextlib.suppress(OSError):
-                Path(cgroup).rmdir()
+            shim.remove_cgroup(cgroup)
     (state.path / "incarnation").unlink(missing_ok=True)
 
 

@@ -147,6 +147,22 @@ def kill_cgroup(path: str) -> None:
         file.write("1")
 
 
+def remove_cgroup(path: str) -> None:
+    """Kill what is left in a cgroup and remove it; after a second with something unkillable in it, leave it."""
+    give_up_s = time.monotonic() + 1.0
+    while True:
+        kill_cgroup(path)
+        try:
+            os.rmdir(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:  # The killed leave it only when the kernel has taken them apart.
+            if time.monotonic() > give_up_s:
+                return
+        time.sleep(0.005)
+
+
 class _Task:
     """The running task, seen from its shim."""
 
@@ -275,8 +291,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     task.kill()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if launch["cgroup"] is not None:
-        with contextlib.suppress(OSError):
-            os.rmdir(launch["cgroup"])
+        remove_cgroup(launch["cgroup"])
     exited = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
     write_durably(f"{folder}/{EXIT_FILE}", {**exited, "ended_at_s": time.time()})
 

@@ -272,8 +272,7 @@ def _sweep(run: RunFolder) -> None:
         shim.kill_cgroup(cgroup)
     kill_until_gone(lambda: with_run_ids({run.run_id}))
     if cgroup is not None:
-        with contextlib.suppress(OSError):
-            Path(cgroup).rmdir()
+        shim.remove_cgroup(cgroup)
 
 
 def _write_exit(run: RunFolder, *, started: bool) -> None:

@@ -8,13 +8,11 @@ from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql import insert
 
 from infra.db.migrate import upgrade
-from infra.db.models import ApiKey, Audit, Region, Setting
+from infra.db.models import ApiKey, Audit, Region
 from infra.db.session import transaction
 from infra.keys import hash_api_key, load_master_key, new_api_key
 
 OPERATOR_KEY_FILE = "operator.key"
-PAUSED = "paused"
-"""Setting that stops scans from offering workloads: the stack is going down."""
 
 
 def write_private(path: Path, text: str) -> None:
@@ -55,9 +53,3 @@ def bootstrap(engine: Engine, data_dir: Path, master_key: Path, buckets: Mapping
             statement = insert(Region).values(name=name, bucket_url=url)
             session.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"bucket_url": url}))
     return key
-
-
-def set_paused(engine: Engine, paused: bool) -> None:
-    """Stops scans from offering workloads, or lets them again."""
-    with transaction(engine) as session:
-        session.merge(Setting(name=PAUSED, value={"paused": paused}))

@@ -407,11 +407,3 @@ class Waiting(Base):
     at: Mapped[datetime] = mapped_column(server_default=_NOW)
     reasons: Mapped[Json]
     """`{"reasons": [...]}`."""
-
-
-class Setting(Base):
-    """Facts of the installation: schema of the fleet file in force, the first operator key's id, and so on."""
-
-    __tablename__ = "setting"
-    name: Mapped[str] = mapped_column(primary_key=True)
-    value: Mapped[Json]

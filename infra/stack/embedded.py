@@ -10,22 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine
 
-from domain.phases import PLACED_PHASES
-from domain.protocol import MailKind
-from domain.reasons import ReasonCode
-from infra.bootstrap import bootstrap, set_paused, write_private
+from infra.bootstrap import bootstrap, write_private
 from infra.config import Settings
-from infra.db import outbox
-from infra.db.models import Workload
-from infra.db.session import open_engine, transaction
+from infra.db.session import open_engine
 from infra.errors import StackError
 from infra.stack import temporal
 from infra.stack.fleet import Fleet
 from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
+from infra.stack.withdraw import withdraw
 from infra.temporal_client import connect
 
 _log = logging.getLogger(__name__)
@@ -100,7 +96,6 @@ class EmbeddedStack:
             self.operator_key = await asyncio.to_thread(
                 bootstrap, engine, self.data_dir, self.settings.master_key_path, buckets
             )
-            await asyncio.to_thread(set_paused, engine, False)
         finally:
             engine.dispose()
         self._say("starting workers, the API and node agents")
@@ -164,7 +159,7 @@ class EmbeddedStack:
     # ------------------------------------------------------------------------------------------------------------ stop
 
     async def stop(self, *, hurry: asyncio.Event | None = None) -> None:
-        """Asks placed workloads for a checkpoint, waits for them, then stops everything.
+        """Asks the workloads on its machines for a checkpoint, waits for them, then stops everything that it started.
 
         With `hurry` set meanwhile, it does not wait any longer: tasks are stopped where they are.
         """
@@ -179,33 +174,18 @@ class EmbeddedStack:
         await self.supervisor.stop()
 
     async def _drain(self, engine: Engine, hurry: asyncio.Event) -> None:
-        await asyncio.to_thread(set_paused, engine, True)
-        longest_s = await asyncio.to_thread(_ask_all_to_stop, engine)
-        deadline = time.monotonic() + longest_s + _STOP_MARGIN_S
-        shown = -1
-        while (left := await asyncio.to_thread(_count_placed, engine)) and time.monotonic() < deadline:
-            if hurry.is_set():
-                return
+        machines = [machine["id"] for machine in self.fleet.machines()]
+        present, grace_s = await asyncio.to_thread(withdraw, engine, machines)
+        deadline_s = time.monotonic() + grace_s + _STOP_MARGIN_S
+        told, shown = set(present), -1
+        while present and time.monotonic() < deadline_s and not hurry.is_set():
+            left = len({workload for workload, _ in present})
             if left != shown:
                 self._say(f"waiting for {left} workloads to save and stop (Ctrl-C again: do not wait)")
                 shown = left
             await asyncio.sleep(0.2)
-
-
-def _count_placed(engine: Engine) -> int:
-    with transaction(engine) as session:
-        rows = session.scalars(select(Workload.id).where(Workload.phase.in_(sorted(PLACED_PHASES))))
-        return len(rows.all())
-
-
-def _ask_all_to_stop(engine: Engine) -> float:
-    """Mails every placed workload to save and stop; the longest grace among them, in seconds."""
-    longest_s = 0.0
-    with transaction(engine) as session:
-        for row in session.scalars(select(Workload).where(Workload.phase.in_(sorted(PLACED_PHASES)))):
-            outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, code=ReasonCode.STACK_STOPPED.value)
-            longest_s = max(longest_s, float(row.spec["checkpoint"]["grace_s"]))
-    return longest_s
+            present, _ = await asyncio.to_thread(withdraw, engine, machines, told)
+            told |= present
 
 
 __all__ = ["EmbeddedStack", "StackError"]

@@ -15,7 +15,6 @@ from domain.phases import Phase
 from domain.protocol import AwardRequest, BidRequest, DryRunRequest
 from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
-from infra.bootstrap import set_paused
 from infra.db.models import Machine, Publication, RegionBid, Tenant, Waiting, Workload
 from tests.activities.invariants import check
 from tests.activities.world import GIB, World, job
@@ -249,15 +248,6 @@ def test_a_scan_publishes_the_queue(world: World) -> None:
         assert session.scalars(select(RegionBid)).all() == []
     assert [i["id"] for i in body["items"]] == [r.id for r in queue]
     assert [i["position"] for i in body["items"]] == [1, 2] and body["scan"] == ticket.scan
-
-
-def test_a_paused_scan_offers_nobody(world: World) -> None:
-    """While the installation is paused nothing is offered, and the queue is published all the same."""
-    world.submit()
-    set_paused(world.engine, True)
-    assert world.auction.scan().workloads == []
-    set_paused(world.engine, False)
-    assert len(world.auction.scan().workloads) == 1
 
 
 def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:

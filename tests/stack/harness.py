@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from infra.stack.ports import free_port
 from mizzen.client import Client
 
@@ -67,11 +69,15 @@ def processes_of(folder: Path) -> dict[int, str]:
 class Up:
     """One `mizzen up` and those that follow it on the same folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fleet: str = FLEET, **existing: str) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self._machines = sum(m["count"] for r in yaml.safe_load(fleet)["regions"] for m in r["clusters"][0]["machines"])
+        self._existing = existing
+        """Flags that name services which are there already."""
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
-        (folder / "fleet.yaml").write_text(FLEET)
+        (folder / "fleet.yaml").write_text(fleet)
         (folder / "config.yaml").write_text(CONFIG)
         self.process: subprocess.Popen[str] | None = None
         self._client: Client | None = None
@@ -82,6 +88,8 @@ class Up:
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
         for name, port in self.ports.items():
             out += [f"--{name}", str(port)]
+        for name, value in self._existing.items():
+            out += [f"--{name}", value]
         return out
 
     def start(self) -> None:
@@ -101,9 +109,11 @@ class Up:
             return "mizzen is up" in said
 
         wait_until(up, "mizzen is up")
-        wait_until(
-            lambda: len([m for m in self.client().machines() if m["state"] == "ready"]) == 4, "machines are ready"
-        )
+        wait_until(lambda: len(self.ready_machines()) >= self._machines, "machines are ready")
+
+    def ready_machines(self) -> list[str]:
+        """Machines that take work, of everybody."""
+        return [m["id"] for m in self.client().machines() if m["state"] == "ready"]
 
     def client(self) -> Client:
         """A client with the operator's key."""

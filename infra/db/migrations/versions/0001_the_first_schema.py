@@ -87,12 +87,6 @@ def upgrade() -> None:
         prefixes=["UNLOGGED"],
     )
     op.create_table(
-        "setting",
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("value", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
-        sa.PrimaryKeyConstraint("name"),
-    )
-    op.create_table(
         "tenant",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("level", sa.BigInteger(), nullable=False),
@@ -371,7 +365,6 @@ def downgrade() -> None:
     op.drop_table("archive")
     op.drop_table("api_key")
     op.drop_table("tenant")
-    op.drop_table("setting")
     op.drop_table("region_bid")
     op.drop_table("region")
     op.drop_table("publication")

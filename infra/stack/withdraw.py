@@ -1,0 +1,38 @@
+"""Taking machines out of the fleet before they are stopped: no new work, and what runs there saves and goes."""
+
+from collections.abc import Collection, Iterable
+
+from sqlalchemy import Engine, select, update
+
+from domain.protocol import MailKind
+from domain.reasons import ReasonCode
+from infra.db import outbox
+from infra.db.models import Allocation, Machine, Workload
+from infra.db.session import transaction
+
+
+def withdraw(
+    engine: Engine, machines: Iterable[str], told: Collection[tuple[str, int]] = ()
+) -> tuple[set[tuple[str, int]], float]:
+    """Keeps new work from `machines` and asks every attempt that has something there to save and stop.
+
+    The machines take work again when their agents next announce themselves. Returns the attempts that are still there
+    (workload id and number), and the longest grace among them in seconds. Those that were `told` before are not asked
+    again.
+    """
+    ids = sorted(machines)
+    with transaction(engine) as session:
+        # An award locks its machines, too: it is either seen below, or finds them unready.
+        session.scalars(select(Machine.id).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()).all()
+        session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
+        rows = session.execute(
+            select(Workload, Allocation.attempt)
+            .join(Allocation, Allocation.workload == Workload.id)
+            .where(Allocation.machine.in_(ids), Allocation.released_at.is_(None))
+            .order_by(Workload.id)
+        ).all()
+        present = {(workload.id, attempt) for workload, attempt in rows}
+        for workload, attempt in sorted(present - set(told)):
+            outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
+        grace_s = max((float(workload.spec["checkpoint"]["grace_s"]) for workload, _ in rows), default=0.0)
+    return present, grace_s
