@@ -99,7 +99,7 @@ def test_uris(store: ObjectStore, tmp_path: Path) -> None:
     """The URI of a folder ends in its prefix, and names the store."""
     uri = store.uri("checkpoints/wl-1/")
     assert uri.endswith("/checkpoints/wl-1/")
-    assert uri.startswith((f"file://{tmp_path}/bucket/", "s3://"))
+    assert uri.startswith((f"{tmp_path.as_uri()}/bucket/", "s3://"))
 
 
 @pytest.mark.parametrize("url", ["gs://bucket", "/a/folder", "file://host/folder", "file:relative", "s3:///x"])
