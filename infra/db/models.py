@@ -218,7 +218,7 @@ class Attempt(Base):
     started_at: Mapped[datetime | None]
     """When its tasks ran."""
     evicting_since: Mapped[datetime | None]
-    """When it was told to go: by an evictor, an operator or a drain."""
+    """When `evictor` told it to go. Operators, drains and stopping stacks only send mail."""
     evictor: Mapped[str | None]
     released_at: Mapped[datetime | None]
     outcome: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

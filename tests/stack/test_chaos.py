@@ -9,12 +9,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
 from sqlalchemy import select
 
-from infra.db.models import Allocation, Event, Machine, Workload
+from infra.db.models import Allocation, Attempt, Event, Machine, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.postgres import EmbeddedPostgres
 from tests.stack.harness import Up, processes_of, wait_until
@@ -88,18 +88,21 @@ def _assert_sound(up: Up, workloads: list[str]) -> None:
             ends = session.scalars(select(Event.workload).where(Event.kind == "workload.succeeded")).all()
             assert sorted(str(e) for e in ends) == sorted(workloads)
             assert session.scalars(select(Workload.id).where(Workload.finished_at.is_(None))).all() == []
-            held: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
-            for row in session.scalars(select(Allocation)):
+            started = {(a.workload, a.attempt): a.started_at for a in session.scalars(select(Attempt))}
+            held: dict[tuple[str, int], list[Allocation]] = {}
+            for row in session.scalars(select(Allocation).order_by(Allocation.held_at, Allocation.workload)):
                 assert row.released_at is not None, f"{row.workload} still holds {row.machine}"
-                if row.held_at is None:
-                    continue
-                for task in row.tasks["tasks"]:
-                    for slot in task["slots"]:
-                        hold = (row.held_at.timestamp(), row.released_at.timestamp(), f"{row.workload}.{row.attempt}")
-                        held.setdefault((row.machine, slot), []).append(hold)
+                if row.held_at is not None:
+                    for slot in (slot for task in row.tasks["tasks"] for slot in task["slots"]):
+                        held.setdefault((row.machine, slot), []).append(row)
             for slot_id, holds in held.items():
-                for (_, end, one), (start, _, other) in pairwise(sorted(holds)):
-                    assert start >= end, f"{slot_id}: {one} and {other}"
+                for one, other in combinations(holds, 2):
+                    clash = f"{slot_id}: {one.workload}.{one.attempt} and {other.workload}.{other.attempt}"
+                    assert one.released_at is not None and other.held_at is not None
+                    assert other.held_at >= one.released_at, clash
+                    # Nor did tasks of the later one start before those of the earlier one were known to have ended.
+                    start_at = started[other.workload, other.attempt]
+                    assert start_at is None or (one.stopped_at is not None and start_at >= one.stopped_at), clash
             for machine in session.scalars(select(Machine)):
                 assert (machine.held, machine.promised) == (0, 0)
                 assert machine.free_cpus_milli == machine.cpus_milli

@@ -12,7 +12,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 import workflows.machine
 from domain.protocol import Activity, Attend, Hello, StopNode
 from tests.workflows.agents import Agent, until
-from tests.workflows.lab import serving
+from tests.workflows.lab import handled, serving
 from tests.workflows.stand_ins import Registry
 from workflows.machine import MachineWorkflow
 
@@ -198,7 +198,20 @@ async def test_what_was_given_up_on_a_machine_that_is_gone_waits_for_its_return(
 
 
 async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(machine: Registered) -> None:
-    """A machine that is being registered asks Postgres what is to be stopped; a signal before that is no order."""
+    """Registering asks Postgres what is to be stopped: a signal that came before, to a lost machine, adds nothing."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.agent.goes()
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    await machine.handle.signal("unconfirmed", "wl-1.3")
+    await machine.says_hello()
+    await machine.attended(2)
+    asked = [e.activity_task_scheduled_event_attributes.activity_type.name for e in await handled(machine.handle)]
+    assert asked.count(Activity.ATTEND.value) == 2 and Activity.STOP_NODE.value not in asked
+
+
+async def test_what_is_given_up_during_a_registration_is_stopped_after_it(machine: Registered) -> None:
+    """A signal that comes when Postgres has been asked already is acted on, once, when the machine is attended."""
     machine.registry.held.add(Activity.REGISTER_MACHINE)
     await machine.says_hello()
     await machine.known("machine.register")
