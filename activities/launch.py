@@ -19,8 +19,6 @@ from infra.db.session import transaction
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from infra.objects.store import ObjectStore, open_store
 
-_LATENCY_ORDER = ("cluster", "rack", "id")
-
 
 class LaunchActivities:
     """Effects that prepare the start of a gang."""
@@ -45,7 +43,7 @@ class LaunchActivities:
             body = archive.body if archive is not None else None
             checkpoint_region = row.checkpoint_region
         store = open_store(region.bucket_url)
-        launch = self._describe(request, spec, region.name, store, allocations, machines, sealed)
+        launch = self._describe(request, spec, region.name, store, allocations, sealed)
         if spec.workdir is not None:
             self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
@@ -91,7 +89,7 @@ class LaunchActivities:
             select(Allocation, Machine)
             .join(Machine, Machine.id == Allocation.machine)
             .where(Allocation.workload == request.workload_id, Allocation.attempt == request.attempt)
-            .order_by(*(getattr(Machine, column) for column in _LATENCY_ORDER))
+            .order_by(Machine.cluster, Machine.rack, Machine.id)  # neighbours have neighbouring ranks
         )
         found = list(rows)
         if not found:
@@ -129,7 +127,6 @@ class LaunchActivities:
         region: str,
         store: ObjectStore,
         allocations: list[Allocation],
-        machines: dict[str, Machine],
         sealed: dict[str, str],
     ) -> LaunchDescription:
         node_rank = {a.machine: i for i, a in enumerate(allocations)}

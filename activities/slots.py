@@ -164,10 +164,10 @@ def _given_up(session: Session, machine: str, victims: Mapping[str, int]) -> _Gi
     return out
 
 
-def release(session: Session, workload: str, attempt: int, silent: Collection[str] = ()) -> list[str]:
+def release(session: Session, workload: str, attempt: int, silent: Collection[str] = ()) -> dict[str, Machine]:
     """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
 
-    Tells each successor that now holds everything (`slots_ready`). Returns the machines, sorted. On `silent` machines
+    Tells each successor that now holds everything (`slots_ready`). Returns its machines by id, locked. On `silent` ones
     tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, and whoever
     was to succeed there is told that it is lost.
     """
@@ -194,7 +194,7 @@ def release(session: Session, workload: str, attempt: int, silent: Collection[st
             served.add((successor.workload, successor.attempt))
     for heir, heir_attempt in sorted(served):
         _tell_if_ready(session, heir, heir_attempt)
-    return [row.machine for row in own]
+    return machines
 
 
 def _doubt(session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation]) -> None:

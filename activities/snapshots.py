@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, literal_column, select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from domain.phases import QUEUED_PHASES
@@ -153,10 +153,8 @@ def region_snapshot(
                 memory_bytes=allocation.memory_bytes - allocation.awaited_memory_bytes,
             )
         )
-    position = session.execute(select(literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))).scalar()
     return RegionSnapshot(
         region=region,
-        position=int(position or 0),
         now_s=now,
         machines=tuple(
             MachineState(

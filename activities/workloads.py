@@ -1,5 +1,6 @@
 """A workload's row: phase changes and the end of an attempt."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRe
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import Attempt, Event, Waiting, Workload
+from infra.db.models import Attempt, Event, Machine, Waiting, Workload
 from infra.db.session import transaction
 
 
@@ -124,7 +125,7 @@ class WorkloadActivities:
                 row,
                 phase,
                 request.reason,
-                machines=machines,
+                machines=list(machines),
                 last_step=attempt.last_step,
                 checkpoint_step=attempt.checkpoint_step,
                 resumed_step=attempt.resumed_step,
@@ -134,18 +135,17 @@ class WorkloadActivities:
             outbox.wake_scheduler(session)
 
     def _judge_machines(
-        self, session: Session, workload: str, machines: list[str], blamed: str | None, phase: Phase
+        self, session: Session, workload: str, machines: Mapping[str, Machine], blamed: str | None, phase: Phase
     ) -> None:
-        """Counts gangs in a row that failed on a machine, and cordons one that keeps failing them."""
-        rows = slots.lock_machines(session, machines)  # which the release has locked already
+        """Counts gangs in a row that failed on a locked machine, and cordons one that keeps failing them."""
         if phase is Phase.SUCCEEDED:
-            for row in rows.values():
-                row.failed_gangs = 0
-        row_ = rows.get(blamed or "")
-        if row_ is None:
+            for machine in machines.values():
+                machine.failed_gangs = 0
+        guilty = machines.get(blamed or "")
+        if guilty is None:
             return
-        row_.failed_gangs += 1
-        if row_.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and row_.cordon is None:
-            reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": row_.failed_gangs, "workload": workload})
-            row_.cordon = reason.to_json()
-            events.record(session, "machine.cordoned", region=row_.region, machine=row_.id, reason=reason)
+        guilty.failed_gangs += 1
+        if guilty.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and guilty.cordon is None:
+            reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": guilty.failed_gangs, "workload": workload})
+            guilty.cordon = reason.to_json()
+            events.record(session, "machine.cordoned", region=guilty.region, machine=guilty.id, reason=reason)

@@ -68,8 +68,6 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching():
             async with self._heartbeats():
-                self._refuse_stopped(request.workload_id, request.attempt)
-                await self._end_older(request.workload_id, request.attempt)
                 staged = await self._stage(request)
                 ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
                 self._refuse_stopped(request.workload_id, request.attempt)
@@ -81,8 +79,6 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching():
             async with self._heartbeats():
-                self._refuse_stopped(request.workload_id, request.attempt)
-                await self._end_older(request.workload_id, request.attempt)
                 staged = await self._stage(request)
                 async with self._lock(request.workload_id):
                     self._refuse_stopped(request.workload_id, request.attempt)
@@ -148,6 +144,9 @@ class NodeActivities:
     # ------------------------------------------------------------------------------------------------------ staging
 
     async def _stage(self, request: PrepareNode | RunNode) -> StagedAttempt:
+        """The attempt in its folder. Refuses one that was stopped, and ends older ones first."""
+        self._refuse_stopped(request.workload_id, request.attempt)
+        await self._end_older(request.workload_id, request.attempt)
         try:
             return await asyncio.to_thread(
                 self._stager.stage, request.workload_id, request.attempt, request.launch_key, request.bucket_url

@@ -21,7 +21,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -222,10 +222,6 @@ class Shipping:
             task = asyncio.create_task(self._ship(run, open_store, masker, settings), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
             task.add_done_callback(lambda _: self._shippers.pop(run.run_id, None))
-
-    def busy(self) -> Collection[str]:
-        """Ids of the runs whose output is not all shipped."""
-        return tuple(sorted(self._shippers))
 
     async def close(self) -> None:
         """Stop shipping. What is missing is shipped by the next agent."""

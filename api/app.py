@@ -12,9 +12,9 @@ from api.people import audit, keys, secrets, tenants
 from api.state import State
 from api.streams import events, logs
 from api.workloads import actions, queue, routes
+from domain.version import VERSION
 from infra.config import Settings
 
-VERSION = "0.1.0"
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, machines.router, tables.router, archives.router, health.router,

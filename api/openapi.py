@@ -40,7 +40,7 @@ PROBLEM_REF = {"$ref": "#/components/schemas/Problem"}
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem answers of an operation, for `responses=`."""
+    """The problem answers of an operation, for `responses=`, beyond those that any may give: `_describe` adds them."""
     return {status: _refusal(status) for status in statuses}
 
 

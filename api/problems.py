@@ -152,9 +152,9 @@ def not_found(what: str, name: str) -> Problem:
     return Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
 
 
-def invalid(path: str, message: str, value: object = None, suggestion: str | None = None) -> Problem:
+def invalid(path: str, message: str, value: object = None) -> Problem:
     """422 for one field of a request."""
-    error = FieldError(path, message, value, suggestion)
+    error = FieldError(path, message, value)
     return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
 
 

@@ -1,18 +1,14 @@
 """Serving the API with uvicorn until SIGINT or SIGTERM."""
 
-import argparse
-import logging
 import signal
 import socket
-import sys
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from api.app import create_app
-from infra.config import Settings, load_settings
-from infra.errors import MizzenError, StackError
+from infra.config import Settings
+from infra.errors import StackError
 
 GRACEFUL_S = 10
 """How long requests that are being answered may take at a shutdown; streams end at once."""
@@ -73,21 +69,3 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
     )
     with listener:
         Server(config).run(sockets=[listener])
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Command line: `python -m api.serve [--config FILE]`."""
-    parser = argparse.ArgumentParser(prog="mizzen-api", description="Serves mizzen's REST API.")
-    parser.add_argument("--config", type=Path, help="YAML file of settings")
-    given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        serve(load_settings(given.config))
-    except MizzenError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

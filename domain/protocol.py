@@ -165,7 +165,6 @@ class AwardRequest:
 
     scan: int
     workloads: list[str]
-    regions: list[str]
     unreachable: list[str]
     waited_s: float
 
@@ -293,7 +292,7 @@ class StopNode:
 
 @dataclass
 class Hello:
-    """An agent's registration: signalled to its machine's workflow at each start of the agent."""
+    """An agent's registration: signalled to its machine's workflow at each start, and while nobody attends to it."""
 
     machine: str
     region: str
@@ -380,9 +379,9 @@ class Activity(StrEnum):
     REGISTER_MACHINE = "machine.register"  # Hello -> Welcome
     MACHINE_READY = "machine.ready"  # Attend -> None
     MACHINE_LOST = "machine.lost"  # Attend -> None
-    RECONCILE = "house.reconcile"  # -> None
-    COLLECT = "house.collect"  # -> None
-    EXPIRE = "house.expire"  # -> None
+    RECONCILE = "house.reconcile"  # -> float
+    COLLECT = "house.collect"  # -> float: seconds until it is due again
+    EXPIRE = "house.expire"  # -> float
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)

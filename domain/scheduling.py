@@ -179,10 +179,9 @@ class RunningWorkload:
 
 @dataclass(frozen=True)
 class RegionSnapshot:
-    """A region's schedulable machines and running workloads at a position of the change log."""
+    """A region's schedulable machines and running workloads at a moment."""
 
     region: str
-    position: int
     now_s: float
     machines: tuple[MachineState, ...]
     running: tuple[RunningWorkload, ...]
@@ -246,7 +245,6 @@ class Plan:
 
     workload: str
     region: str
-    position: int
     jobs: tuple[JobPlacement, ...]
     victims: tuple[str, ...]
     quality: PlanQuality

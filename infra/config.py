@@ -1,6 +1,7 @@
 """Configuration: one model with defaults, read from a YAML file, the environment and flags, in that order.
 
-`MIZZEN_DATABASE`, `MIZZEN_TEMPORAL` and `MIZZEN_DATA_DIR` are read from the environment; everything can be in the file.
+`MIZZEN_DATABASE`, `MIZZEN_DATA_DIR`, `MIZZEN_TEMPORAL`, `MIZZEN_TEMPORAL_NAMESPACE` and `MIZZEN_TEMPORAL_API_KEY` are
+read from the environment; everything can be in the file.
 """
 
 import os

@@ -28,12 +28,12 @@ def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
         raise ConfigurationError(f"temporal: TLS file {error.filename}: {error.strerror}") from None
 
 
-async def connect(settings: TemporalSettings, *, lazy: bool = False) -> Client:
-    """A client for the configured service. `lazy`: dial at the first call, so that an absent service is no error yet.
+async def connect(settings: TemporalSettings) -> Client:
+    """A client for the configured service.
 
     Raises:
         ConfigurationError: no address is configured, or TLS files are unusable.
-        RuntimeError: the service cannot be reached (not with `lazy`).
+        RuntimeError: the service cannot be reached.
     """
     if settings.address is None:
         raise ConfigurationError("temporal.address: not set; give host:port of a Temporal service")
@@ -43,5 +43,4 @@ async def connect(settings: TemporalSettings, *, lazy: bool = False) -> Client:
         data_converter=pydantic_data_converter,
         tls=tls_config(settings),
         api_key=settings.api_key,
-        lazy=lazy,
     )

@@ -1,6 +1,6 @@
 """RMS, a Regional ML Scheduler's decisions (MAST 4.3): whether, where and at whose expense a gang fits into a region.
 
 What belongs here: fit and packing, the choice of victims, the work that they lose, the bid, the comparison of bids,
-what a region looks like after an award, and the plain reference that they are tested against. Only pure functions of a
-snapshot and a request: no clock, chance, database or network. It may import only `domain` and the standard library.
+and the plain reference that they are tested against. Only pure functions of a snapshot and a request: no clock, chance,
+database or network. It may import only `domain` and the standard library.
 """

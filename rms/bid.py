@@ -34,7 +34,6 @@ def bid_in(region: Region, request: PlacementRequest) -> Bid:
     plan = Plan(
         request.workload,
         snapshot.region,
-        snapshot.position,
         tuple(_placement(region, job) for job in final.jobs),
         tuple(sorted(victim.workload.id for victim in final.victims)),
         _quality(region, final),

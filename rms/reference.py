@@ -351,7 +351,7 @@ def _plan(
         sum(len(c.spread) for c in choices),
     )
     evicted = tuple(sorted(v.id for v in victims))
-    return Plan(request.workload, snapshot.region, snapshot.position, placements, evicted, quality)
+    return Plan(request.workload, snapshot.region, placements, evicted, quality)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

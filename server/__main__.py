@@ -1,4 +1,4 @@
-"""`python -m server`: the same commands as `mizzen`, for the supervisor's children and where no script is installed."""
+"""`python -m server`: the server's commands, and `agents`, which only the embedded stack starts."""
 
 from server.commands import group
 

@@ -29,7 +29,7 @@ def _log_to_stderr(level: str = "INFO") -> None:
 def _connection_options(command: F) -> F:
     """The options by which a process finds its installation."""
     options = (
-        click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="YAML file with settings."),
+        click.option("--config", type=_FILE, help="YAML file with settings."),
         click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
         click.option("--temporal", metavar="ADDRESS", help="host:port of an existing Temporal service."),
         click.option("--temporal-namespace", metavar="NAME", help="Temporal namespace (default: default)."),
@@ -37,7 +37,7 @@ def _connection_options(command: F) -> F:
         click.option("--temporal-ca", type=click.Path(path_type=Path), help="CA certificate of Temporal's server."),
         click.option("--temporal-cert", type=click.Path(path_type=Path), help="Client certificate for mTLS."),
         click.option("--temporal-key", type=click.Path(path_type=Path), help="Key of the client certificate."),
-        click.option("--temporal-api-key", envvar="MIZZEN_TEMPORAL_API_KEY", help="API key for Temporal."),
+        click.option("--temporal-api-key", help="API key for Temporal."),
     )
     for option in reversed(options):
         command = option(command)
@@ -154,8 +154,8 @@ def agent(**options: Any) -> None:
 
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), required=True)
-@click.option("--fleet", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--config", type=_FILE, required=True)
+@click.option("--fleet", type=_FILE, required=True)
 def agents(config: Path, fleet: Path) -> None:
     """Run the agents of a whole fleet file on this machine, each machine a process."""
     from server.agents import run_fleet

@@ -10,7 +10,7 @@ from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUp
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity
+    from domain.protocol import Activity, NodeOutcome, StopNode
     from domain.search_attributes import PHASE, PRIORITY, REASON, REGION
 
 T = TypeVar("T")
@@ -48,6 +48,24 @@ async def on_region(activity: Activity, argument: Any, region: str, *, start_to_
         retry_policy=_FOR_EVER,
     )
     return done
+
+
+async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartbeat_timeout_s: float) -> NodeOutcome:
+    """Stops an attempt's tasks on a machine, and returns when nothing of them runs.
+
+    Raises:
+        ActivityError: the agent did not answer in time (its cause is a TimeoutError), or refused for good.
+    """
+    outcome: NodeOutcome = await workflow.execute_activity(
+        Activity.STOP_NODE.value,
+        stop,
+        task_queue=ids.agent_queue(machine),
+        result_type=NodeOutcome,
+        schedule_to_start_timeout=timedelta(seconds=lost_after_s),
+        start_to_close_timeout=timedelta(seconds=stop.grace_s + 120.0),
+        heartbeat_timeout=timedelta(seconds=heartbeat_timeout_s),
+    )
+    return outcome
 
 
 def give_up(work: asyncio.Future[Any]) -> None:

@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         TaskProgress,
     )
     from domain.reasons import Reason, ReasonCode
-    from workflows.effects import give_up
+    from workflows.effects import give_up, stop_node
 
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
@@ -170,14 +170,11 @@ class Gang:
 
     async def _stop(self, machine: str, grace_s: float) -> None:
         try:
-            outcome = await workflow.execute_activity(
-                Activity.STOP_NODE.value,
+            outcome = await stop_node(
+                machine,
                 StopNode(self._id, self._attempt, grace_s),
-                task_queue=ids.agent_queue(machine),
-                result_type=NodeOutcome,
-                schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
-                start_to_close_timeout=timedelta(seconds=grace_s + 120.0),
-                heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
+                lost_after_s=self._plan.node_lost_after_s,
+                heartbeat_timeout_s=self._plan.heartbeat_timeout_s,
             )
         except ActivityError as error:
             if isinstance(error.cause, ApplicationError):

@@ -9,8 +9,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity, Attend, Hello, NodeOutcome, StopNode, Welcome
-    from workflows.effects import give_up, record
+    from domain.protocol import Activity, Attend, Hello, StopNode, Welcome
+    from workflows.effects import give_up, record, stop_node
 
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two hellos."""
@@ -18,7 +18,7 @@ LONG_HISTORY_EVENTS = 2000
 
 @workflow.defn(name="MachineWorkflow")
 class MachineWorkflow:
-    """One for each machine. Its agent says `hello` at each start."""
+    """One for each machine. Its agent says `hello` at each start, and while nobody attends to it."""
 
     def __init__(self) -> None:
         self._hello: Hello | None = None
@@ -53,21 +53,18 @@ class MachineWorkflow:
         workflow.continue_as_new(args=[machine, self._hello])
 
     async def _stop_all(self, machine: str, runs: list[str], welcome: Welcome) -> bool:
-        """Stops runs that were given up while the machine was away; False if its agent is gone again.
+        """Stops runs that were given up while the agent could not be asked; False if it is gone again.
 
         Nothing is placed on a machine before this: a slot has one holder even where the old one outlived a partition.
         """
         for run in runs:
             workload, _, attempt = run.rpartition(".")
             try:
-                await workflow.execute_activity(
-                    Activity.STOP_NODE.value,
+                await stop_node(
+                    machine,
                     StopNode(workload, int(attempt), 0.0),
-                    task_queue=ids.agent_queue(machine),
-                    result_type=NodeOutcome,
-                    schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
-                    start_to_close_timeout=timedelta(seconds=120),
-                    heartbeat_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
+                    lost_after_s=welcome.lost_after_s,
+                    heartbeat_timeout_s=welcome.heartbeat_timeout_s,
                 )
             except ActivityError:
                 return False

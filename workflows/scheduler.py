@@ -68,7 +68,7 @@ async def _auction(ticket: ScanTicket, workloads: list[str]) -> AwardResult:
     """Every region bids on the whole batch at once, then plans are awarded in queue order (MAST 4.3)."""
     answers = await asyncio.gather(*(_bid(ticket, region, workloads) for region in ticket.regions))
     unreachable = [r for r, answered in zip(ticket.regions, answers, strict=True) if not answered]
-    request = AwardRequest(ticket.scan, workloads, ticket.regions, unreachable, ticket.bid_timeout_s)
+    request = AwardRequest(ticket.scan, workloads, unreachable, ticket.bid_timeout_s)
     return await record(Activity.AWARD, request, AwardResult, tries=_TRIES)
 
 

@@ -114,6 +114,11 @@ class WorkloadWorkflow:
             phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")), rank=mail.detail.get("rank")
         )
         end = await self._placed(ready=bool(mail.detail.get("ready")))
+        await self._release(end)
+        return end
+
+    async def _release(self, end: Ending) -> None:
+        """Ends the attempt, with what is known of its machines at the moment of asking."""
         await record(
             Activity.RELEASE,
             ReleaseRequest(
@@ -123,10 +128,10 @@ class WorkloadWorkflow:
                 reason=end.reason.to_json(),
                 progress=list(end.progress),
                 blames_machine=end.blames_machine,
-                silent_machines=self._silent_machines(),
+                # Nothing is awaited after the gang's result: its runs, given up by then, would count as silence.
+                silent_machines=sorted(self._gang.silent) if self._gang is not None else [],
             ),
         )
-        return end
 
     async def _placed(self, *, ready: bool) -> Ending:
         """An award's way to its end: slots, checkpoint, launch, run."""
@@ -269,9 +274,6 @@ class WorkloadWorkflow:
         lost = mail is not None and mail.kind == MailKind.MACHINE_LOST
         return str(mail.detail["machine"]) if mail is not None and lost else None
 
-    def _silent_machines(self) -> list[str]:
-        return sorted(self._gang.silent) if self._gang is not None else []
-
     # ------------------------------------------------------------------------------------------------------------- mail
 
     def _current(self, mail: Mail) -> bool:
@@ -305,16 +307,6 @@ class WorkloadWorkflow:
         plan = await record(Activity.STAGE, stage, LaunchPlan)
         gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         await gang.stop(plan.grace_s)
-        progress = (await gang.result()).progress
-        await record(
-            Activity.RELEASE,
-            ReleaseRequest(
-                workload_id=self._state.workload_id,
-                attempt=self._state.attempt,
-                next_phase=Phase.PREEMPTED.value,
-                reason=Reason(ReasonCode.STACK_STOPPED).to_json(),
-                progress=list(progress),
-                silent_machines=self._silent_machines(),
-            ),
-        )
+        end = await gang.result()
+        await self._release(Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress))
         self._state.placed = False

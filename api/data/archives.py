@@ -8,7 +8,7 @@ import zlib
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -52,7 +52,7 @@ def has_archive(sha256: Sha256, state: StateOf, caller: Viewer, tenant: TenantOf
     """Whether the archive need not be uploaded."""
     owner = _owner(caller, tenant)
     with state.transaction() as session:
-        if _size(session, owner, sha256) is None:
+        if not _is_there(session, owner, sha256):
             raise not_found("archive", sha256)
     return Response()
 
@@ -66,7 +66,7 @@ def has_archive(sha256: Sha256, state: StateOf, caller: Viewer, tenant: TenantOf
             "content": {MEDIA_TYPE: {"schema": {"type": "string", "contentMediaType": MEDIA_TYPE}}},
         }
     },
-    responses=refusals(404, 413, 415, 422),
+    responses=refusals(404),
 )
 async def put_archive(
     request: Request, sha256: Sha256, state: StateOf, caller: Submitter, tenant: TenantOf = None
@@ -102,9 +102,9 @@ def _put(state: State, caller: Caller, tenant: str, sha256: str, body: bytes) ->
     return ArchiveView(sha256=sha256, tenant=tenant, size_bytes=len(body))
 
 
-def _size(session: Session, tenant: str, sha256: str) -> int | None:
+def _is_there(session: Session, tenant: str, sha256: str) -> bool:
     key = (Archive.tenant == tenant, Archive.sha256 == sha256)
-    return session.scalar(select(func.length(Archive.body)).where(*key))
+    return session.scalar(select(Archive.sha256).where(*key)) is not None
 
 
 class _Reader(gzip.GzipFile):

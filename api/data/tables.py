@@ -90,7 +90,7 @@ def get_table(name: str, state: StateOf, _: Viewer) -> TableView:
         return _view(row, _replicas(session, name))
 
 
-@router.post("", status_code=201, summary="Register a table", responses=refusals(409, 415, 422))
+@router.post("", status_code=201, summary="Register a table", responses=refusals(409))
 def create_table(body: TableBody, response: Response, state: StateOf, caller: Operator) -> TableView:
     """Registers the objects under `tables/<name>/` in the home region's bucket as a table with its first replica."""
     with state.transaction() as session:
@@ -159,9 +159,7 @@ def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
         return ReplicaList(items=[view(replica) for replica in _replicas(session, name)])
 
 
-@router.post(
-    "/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409, 415, 422)
-)
+@router.post("/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409))
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
     """Starts a copy. Where there is a replica, or one is on its way, it stays as it is."""
     with state.transaction() as session:

@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from api.bodies import unstorable
 from api.documents.loading import Keys, Value
 from api.problems import FieldError
-from domain.ids import NAME_PATTERN, NAME_RULE
+from domain.ids import NAME_RULE, is_name
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
 _LONGEST_TYPO = 100
-_NAME = re.compile(NAME_PATTERN)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -129,7 +128,7 @@ class At:
     def name(self) -> str | None:
         """A name, as `domain.ids.NAME_RULE` says."""
         text = self.text("a name")
-        if text is not None and not _NAME.fullmatch(text):  # `match` would let a line end pass
+        if text is not None and not is_name(text):
             self.wrong(f"must be a name: {NAME_RULE}")
             return None
         return text

@@ -95,7 +95,7 @@ def _read_run(at: At) -> tuple[tuple[str, ...], str | None]:
         at.wrong("must be a command as a list of texts, or a shell script as one text")
         return (), None
     words = [(place, place.word("a text", MAX_COMMAND_BYTES)) for place in at.items("texts", MAX_ARGUMENTS)]
-    if isinstance(at.value, list) and not at.value:
+    if not at.value:
         at.wrong("must not be empty")
     elif words and words[0][1] is not None and not words[0][1].strip():
         words[0][0].wrong("must be the name of a program")

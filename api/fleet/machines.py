@@ -68,7 +68,7 @@ class MachinePage(View):
     next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
 
 
-@router.get("", summary="List machines", responses=refusals(422))
+@router.get("", summary="List machines")
 def list_machines(
     state: StateOf,
     _: Viewer,
@@ -98,7 +98,7 @@ def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller:
         return _detail(session, caller, _find(session, region, cluster, machine))
 
 
-@router.post(f"{_PATH}/cordon", summary="Cordon a machine", responses=refusals(404, 415, 422))
+@router.post(f"{_PATH}/cordon", summary="Cordon a machine", responses=refusals(404))
 def cordon(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:
@@ -124,7 +124,7 @@ def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Op
         return _detail(session, caller, row)
 
 
-@router.post(f"{_PATH}/drain", summary="Drain a machine", responses=refusals(404, 415, 422))
+@router.post(f"{_PATH}/drain", summary="Drain a machine", responses=refusals(404))
 def drain(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:

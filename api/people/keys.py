@@ -83,7 +83,7 @@ def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
         return KeyView(**_fields(row))
 
 
-@router.post("/keys", status_code=201, summary="Make an API key", responses=refusals(415, 422))
+@router.post("/keys", status_code=201, summary="Make an API key")
 def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
     """Makes a key. The answer is the only place where the key itself is ever shown."""
     if body.role is Role.OPERATOR and body.tenant is not None:

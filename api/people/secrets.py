@@ -51,7 +51,7 @@ def list_secrets(name: str, state: StateOf, caller: Viewer) -> SecretList:
         return SecretList(items=[SecretView(name=row.name, updated_at=row.updated_at) for row in rows])
 
 
-@router.put("/{secret}", summary="Make or replace a secret", responses=refusals(404, 415, 422))
+@router.put("/{secret}", summary="Make or replace a secret", responses=refusals(404))
 def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller: Submitter) -> SecretView:
     """Stores a value, encrypted with the installation's master key. Attempts that start later get the new one."""
     caller.require_tenant(name)

@@ -74,7 +74,7 @@ def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
         return _view(_find(session, name), _used(session))
 
 
-@router.put("/{name}", summary="Make or replace a tenant", responses=refusals(415, 422))
+@router.put("/{name}", summary="Make or replace a tenant")
 def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -> TenantView:
     """Makes a tenant, or replaces its level and quota. Running workloads stay; the next scan counts anew."""
     with state.transaction() as session:

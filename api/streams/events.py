@@ -86,9 +86,7 @@ After = Annotated[
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event")]
 
 
-@router.get(
-    "/events", response_class=StreamingResponse, summary="All events", responses={**_STREAM, **refusals(400, 422)}
-)
+@router.get("/events", response_class=StreamingResponse, summary="All events", responses=_STREAM)
 async def all_events(
     state: StateOf,
     caller: Viewer,
@@ -107,7 +105,7 @@ async def all_events(
     "/workloads/{id}/events",
     response_class=StreamingResponse,
     summary="A workload's events",
-    responses={**_STREAM, **refusals(400, 404, 422)},
+    responses={**_STREAM, **refusals(404)},
 )
 async def workload_events(
     id: str,

@@ -61,7 +61,7 @@ class Standing:
             "`--- ` are remarks, such as the beginning of another attempt.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
-        **refusals(404, 410, 422),
+        **refusals(404, 410),
     },
 )
 async def logs(

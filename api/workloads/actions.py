@@ -40,7 +40,7 @@ class Change(Body):
     level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
 
 
-@router.post("/cancel", status_code=202, summary="Cancel workloads by label", responses=refusals(415, 422))
+@router.post("/cancel", status_code=202, summary="Cancel workloads by label")
 def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> CancelledView:
     """Asks all live workloads with these labels to end, as `cancel` does for one."""
     with state.transaction() as session:
@@ -106,7 +106,7 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         return view(session, row)
 
 
-@router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409, 415, 422))
+@router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
 def change(id: str, body: Change, state: StateOf, caller: Submitter) -> WorkloadView:
     """Gives a workload a level below (numerically above) the one that counts now. The same level changes nothing."""
     with state.transaction() as session:

@@ -44,7 +44,7 @@ class Published:
         return cls(scanned_at, {item["id"]: item for item in items})
 
 
-@router.get("/queue", summary="The queue", responses=refusals(422))
+@router.get("/queue", summary="The queue")
 def queue(
     state: StateOf,
     caller: Viewer,
@@ -86,8 +86,8 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
     """Why it waits, or what it waits for, or how it ended: in one sentence, and as codes with their numbers."""
     with state.transaction() as session:
         row = find(session, caller, id)
-        published = Published.load(session)
         is_queued = Phase(row.phase) in QUEUED_PHASES
+        published = Published.load(session) if is_queued else Published(None, {})
         item = published.items.get(row.id, {}) if is_queued else {}
         waiting = session.get(Waiting, row.id) if is_queued else None
         stored = reason_view(row.reason)

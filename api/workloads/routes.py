@@ -56,7 +56,6 @@ SCHEMAS = {"WorkloadDocument": DOCUMENT}
     responses={
         200: {"description": "With `dry_run`: what would happen", "model": DryRunView},
         202: {"headers": {"Location": {"description": "The workload's URL", "schema": {"type": "string"}}}},
-        **refusals(413, 415, 422),
     },
 )
 async def submit_workload(
@@ -122,7 +121,7 @@ def _label(pair: str) -> dict[str, str]:
     return {key: value}
 
 
-@router.get("", summary="List workloads", responses=refusals(422))
+@router.get("", summary="List workloads")
 def list_workloads(
     state: StateOf,
     caller: Viewer,

@@ -347,7 +347,7 @@ class Event(Base):
     txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"))
     at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     kind: Mapped[str]
-    """`workload.<phase>`, `workload.progress`, `machine.<state>`, `replica.<state>`, ..."""
+    """`workload.<phase>`, `workload.checkpoint`, `workload.hung`, `machine.<state>`, `replica.<state>`, ..."""
     tenant: Mapped[str | None]
     workload: Mapped[str | None]
     attempt: Mapped[int | None]
@@ -380,7 +380,7 @@ class Outbox(Base):
 
 
 class Publication(Base):
-    """Derived facts, computed by their owner and published whole for reading: the queue's ranks, reasons to wait."""
+    """Derived facts, computed by their owner and published whole for reading: the queue's order and ranks."""
 
     __tablename__ = "publication"
     name: Mapped[str] = mapped_column(primary_key=True)

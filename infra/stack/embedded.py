@@ -15,7 +15,6 @@ from sqlalchemy import Engine
 from infra.bootstrap import bootstrap, write_private
 from infra.config import Settings
 from infra.db.session import open_engine
-from infra.errors import StackError
 from infra.stack import temporal
 from infra.stack.fleet import Fleet
 from infra.stack.ports import require_free
@@ -186,6 +185,3 @@ class EmbeddedStack:
             await asyncio.sleep(0.2)
             present, _ = await asyncio.to_thread(withdraw, engine, machines, told)
             told |= present
-
-
-__all__ = ["EmbeddedStack", "StackError"]

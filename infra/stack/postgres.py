@@ -17,6 +17,7 @@ from pathlib import Path
 import psycopg
 
 from infra.errors import StackError
+from infra.stack.supervisor import dies_with_parent
 
 _SETTINGS = {
     "listen_addresses": "'127.0.0.1'",
@@ -31,10 +32,7 @@ _SETTINGS = {
 
 def as_postgres_user() -> list[str]:
     """What to put before a Postgres command: it dies with its parent, and root steps down to `nobody`."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise StackError("setpriv: not found on the PATH; it is part of util-linux, install that package")
-    command = [setpriv, "--pdeathsig", "INT"]
+    command = dies_with_parent("INT")
     if os.geteuid() == 0:
         command += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
         # access(2) ignores capabilities without this bit, and Postgres asks it whether its programs are there.

@@ -16,7 +16,8 @@ def withdraw(
 ) -> tuple[set[tuple[str, int]], float]:
     """Keeps new work from `machines` and asks every attempt that has something there to save and stop.
 
-    The machines take work again when their agents next announce themselves. Returns the attempts that are still there
+    The machines take work again when their agents next announce themselves, or once a run that a gang gave up
+    there is known to have ended. Returns the attempts that are still there
     (workload id and number), and the longest grace among them in seconds. Those that were `told` before are not asked
     again.
     """
@@ -26,13 +27,13 @@ def withdraw(
         session.scalars(select(Machine.id).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()).all()
         session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
         rows = session.execute(
-            select(Workload, Allocation.attempt)
+            select(Workload.id, Allocation.attempt, Workload.spec["checkpoint"])
             .join(Allocation, Allocation.workload == Workload.id)
             .where(Allocation.machine.in_(ids), Allocation.released_at.is_(None))
-            .order_by(Workload.id)
+            .distinct()
         ).all()
-        present = {(workload.id, attempt) for workload, attempt in rows}
+        present = {(workload, attempt) for workload, attempt, _ in rows}
         for workload, attempt in sorted(present - set(told)):
             outbox.mail(session, workload, MailKind.PREEMPT, attempt, code=ReasonCode.STACK_STOPPED.value)
-        grace_s = max((float(workload.spec["checkpoint"]["grace_s"]) for workload, _ in rows), default=0.0)
+        grace_s = max((float(checkpoint["grace_s"]) for _, _, checkpoint in rows), default=0.0)
     return present, grace_s

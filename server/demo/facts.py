@@ -14,7 +14,6 @@ from infra.db.session import transaction
 class Hold:
     """One GPU slot held by one task for some time; times are seconds since the epoch."""
 
-    region: str
     machine: str
     slot: int
     workload: str
@@ -76,7 +75,6 @@ def read_facts(engine: Engine, now_s: float) -> Facts:
                 for slot in task["slots"]:
                     holds.append(
                         Hold(
-                            region=machines[a.machine].region,
                             machine=a.machine,
                             slot=slot,
                             workload=a.workload,

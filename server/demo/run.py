@@ -21,6 +21,7 @@ from infra.errors import MizzenError
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
+from infra.stack.supervisor import Child
 from mizzen.client import Client
 from server.agents import machine_state_dir
 from server.demo import checks, facts, report, scenario
@@ -185,12 +186,12 @@ class _Demo:
         await self._submit(scenario.URGENT)
         await self._until(lambda: self._phase_is("frontier", "running"), "the urgent workload runs")
         await self._until(self._moved, "an evicted workload goes on in another region")
-        control = next(c for c in self._stack.supervisor.children if c.name == "worker")
+        control = self._worker
         assert control.process is not None
         self._watch.say(f"SIGKILL to mizzen's worker (process {control.process.pid})", "bold red")
         before = control.restarts
         control.process.send_signal(signal.SIGKILL)
-        await self._until(lambda: self._restarted(control.restarts, before, "worker"), "the worker is back")
+        await self._until(lambda: self._restarted(before), "the worker is back")
         machine = await self._until_found(self._doomed_machine, "a gang that has saved runs on a machine to lose")
         self._watch.say(f"machine {machine} loses power, without notice", "bold red")
         await asyncio.to_thread(power_off, machine_state_dir(self._stack.data_dir, machine))
@@ -254,8 +255,12 @@ class _Demo:
             for before, later in pairwise(found.attempts_of(workload))
         )
 
-    def _restarted(self, restarts: int, before: int, name: str) -> bool:
-        child = next(c for c in self._stack.supervisor.children if c.name == name)
+    @property
+    def _worker(self) -> Child:
+        return next(c for c in self._stack.supervisor.children if c.name == "worker")
+
+    def _restarted(self, before: int) -> bool:
+        child = self._worker
         return child.restarts > before and child.process is not None and child.process.poll() is None
 
     def _doomed_machine(self) -> str | None:
@@ -281,6 +286,6 @@ class _Demo:
 
     @property
     def _worker_killed(self) -> checks.Check:
-        child = next(c for c in self._stack.supervisor.children if c.name == "worker")
+        child = self._worker
         name = "mizzen's worker was killed and nothing was lost"
         return checks.Check(name, child.restarts > 0, f"restarted {child.restarts} times")

@@ -1,6 +1,6 @@
 """What the demo runs: three regions, three tenants, tables that are not everywhere, and a dozen gangs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from infra.config import LifecycleSettings, SchedulerSettings
@@ -44,6 +44,10 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+STEP_S = 0.05
+"""A step of training is as long at least: what happens to a gang can be watched."""
+
+
 @dataclass(frozen=True)
 class Gang:
     """One workload of the demo: `tasks` processes with `accelerators` each, none if it is empty."""
@@ -55,16 +59,14 @@ class Gang:
     steps: int
     seed: int
     table: str = "digits"
-    step_s: float = 0.05
     helper: bool = False
     """A second job without GPUs: a process that looks at the data while the others train."""
-    labels: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The workload document, as a user would write it."""
         run = (
             f'exec "${{MIZZEN_PYTHON:-python3}}" train.py --table {self.table} --steps {self.steps}'
-            f" --step-s {self.step_s} --seed {self.seed} --silence-s 20"
+            f" --step-s {STEP_S} --seed {self.seed} --silence-s 20"
         )
         jobs: list[dict[str, Any]] = [
             {
@@ -83,7 +85,7 @@ class Gang:
             "version": 1,
             "name": self.name,
             "tenant": self.tenant,
-            "labels": {"demo": "main-job", **self.labels},
+            "labels": {"demo": "main-job"},
             "tables": [self.table],
             "checkpoint": {"interval": "2s", "grace": "10s", "keep": 2},
             "limits": {"max_runtime": "10m", "max_silence": "60s", "retries": 1},

@@ -227,7 +227,7 @@ def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) 
     assert ticket.workloads == [first, second]
     for workload in (first, second):
         world.regions.bid(BidRequest("r", ticket.scan, [workload]))
-        world.auction.award(AwardRequest(ticket.scan, [workload], ["r"], [], 30.0))
+        world.auction.award(AwardRequest(ticket.scan, [workload], [], 30.0))
     assert world.evictions() == set()
     assert world.workload(first).region == "r"
     assert world.waiting(second) == ["insufficient_capacity r"]

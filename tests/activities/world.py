@@ -199,7 +199,7 @@ class World:
     def award(self, ticket: ScanTicket, *unreachable: str, only: Sequence[str] | None = None) -> AwardResult:
         """The award of the bids on all workloads of a scan, or on some of them."""
         names = ticket.workloads if only is None else list(only)
-        return self.auction.award(AwardRequest(ticket.scan, names, ticket.regions, list(unreachable), 30.0))
+        return self.auction.award(AwardRequest(ticket.scan, names, list(unreachable), 30.0))
 
     def tick(self, *unreachable: str) -> AwardResult:
         """One scan, its bids, its awards."""

@@ -222,7 +222,7 @@ def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -
     file = tmp_path / "mizzen.yaml"
     settings = {"database": world.settings.database, "api": {"port": port}, "temporal": {"namespace": "default"}}
     file.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "api.serve", "--config", str(file)]
+    command = [sys.executable, "-m", "server", "api", "--config", str(file)]
     process = subprocess.Popen(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:

@@ -47,8 +47,8 @@ def running(
 
 
 def region(machines: list[MachineState], workloads: list[RunningWorkload] | None = None) -> RegionSnapshot:
-    """A region called `here` at position 1 and 1,000 s."""
-    return RegionSnapshot("here", 1, 1000.0, tuple(machines), tuple(workloads or ()))
+    """A region called `here` at 1,000 s."""
+    return RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads or ()))
 
 
 def gpu_job(tasks: int, gpus: int, *types: str, name: str = "train") -> JobRequest:
@@ -142,7 +142,7 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         for index, (cluster, rack, gpu_type, gpus, cpus_milli, gib) in enumerate(made)
         if index != cordoned
     )
-    return RegionSnapshot("here", draw(st.integers(0, 3)), 1000.0, machines, tuple(workloads))
+    return RegionSnapshot("here", 1000.0, machines, tuple(workloads))
 
 
 def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
@@ -195,5 +195,5 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
         types = tuple(rng.sample(("a100", "h100"), rng.choice((1, 2)))) if gpus else ()
         cpus_milli = rng.choice((1000, 4000)) if not gpus else rng.choice((0, 1000))
         gang.append(JobRequest(f"job{index}", rng.randint(1, 6), gpus, types, cpus_milli, rng.choice((0, 2)) * GIB))
-    snapshot = RegionSnapshot("here", 1, 1000.0, tuple(machines), tuple(workloads))
+    snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     return snapshot, PlacementRequest("new", rng.choice((1, 3, 5)), tuple(gang))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
-from rms.apply import after_award
 from rms.bid import bid
+from tests.decisions.after_award import after_award
 
 from . import PROPERTY
 from .fleets import crowded, gpu_job, machine, region, regions, request, requests, running

@@ -119,7 +119,7 @@ def test_a_job_without_gpus_measures_victims_by_their_cpus() -> None:
         RunningWorkload("gpus", 8, 1.0, (Holding("m", 7, 24_000, 0),), 0.0),
         RunningWorkload("cpus", 8, 2.0, (Holding("m", 1, 40_000, 0),), 0.0),
     )
-    snapshot = RegionSnapshot("here", 1, 1000.0, (place,), workloads)
+    snapshot = RegionSnapshot("here", 1000.0, (place,), workloads)
     assert _plan(bid(snapshot, request(JobRequest("load", 5, 0, (), 8000, 0)))).victims == ("cpus",)
 
 
@@ -334,7 +334,7 @@ def test_the_best_plan_is_the_one_that_comes_first() -> None:
 
     def offer(name: str, *workloads: RunningWorkload) -> Plan:
         made = region([machine("m", used=8 if workloads else 0)], list(workloads))
-        return _plan(bid(RegionSnapshot(name, 1, 1000.0, made.machines, made.running), request(gpu_job(1, 8))))
+        return _plan(bid(RegionSnapshot(name, 1000.0, made.machines, made.running), request(gpu_job(1, 8))))
 
     costly = offer("a", running("w", ("m", 8), checkpoint_at_s=0.0))
     cheap = offer("b", running("w", ("m", 8), checkpoint_at_s=999.0))

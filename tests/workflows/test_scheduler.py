@@ -91,7 +91,7 @@ async def test_a_tick_scans_then_hears_all_regions_then_awards_batch_by_batch(lo
     await loop.rests()
     batches = [["wl-0", "wl-1"], ["wl-2", "wl-3"], ["wl-4"]]
     assert loop.auction.names() == ["queue.scan"] + 3 * ["region.bid", "region.bid", "queue.award"]
-    assert loop.auction.requests(Activity.AWARD) == [AwardRequest(7, b, ["east", "west"], [], 5.0) for b in batches]
+    assert loop.auction.requests(Activity.AWARD) == [AwardRequest(7, b, [], 5.0) for b in batches]
     bids = sorted(loop.auction.requests(Activity.BID), key=lambda b: (b.workloads, b.region))
     assert bids == [BidRequest(region, 7, batch) for batch in batches for region in ("east", "west")]
 

@@ -292,8 +292,7 @@ class Client:
 
     def secrets(self, tenant: str) -> list[str]:
         """Names of the tenant's secrets; their values never leave the API."""
-        items: list[Any] = self._items("tenants", tenant, "secrets")
-        return [item["name"] if isinstance(item, dict) else item for item in items]
+        return [item["name"] for item in self._items("tenants", tenant, "secrets")]
 
     def set_secret(self, tenant: str, name: str, value: str) -> None:
         """Make or replace a secret."""

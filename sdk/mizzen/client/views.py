@@ -69,7 +69,7 @@ class Placement(TypedDict):
 
 
 class Workload(TypedDict):
-    """A workload. `spec` and `placement` are there only where one was asked for by id."""
+    """A workload."""
 
     id: str
     name: str

@@ -34,7 +34,7 @@ class _Share:
 
 
 def after_award(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest) -> RegionSnapshot:
-    """The snapshot right after the award of `plan` to `request`, at the same position of the log.
+    """The snapshot right after the award of `plan` to `request`.
 
     On each machine the workload first takes what is free; the rest it is promised from what the plan's victims hold.
     The victims still hold everything and can be evicted no more; what they hold beyond the promise (their surplus)
