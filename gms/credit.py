@@ -1,4 +1,4 @@
-"""Credit: who goes first among workloads of the same rank (MAST expressions 10 and 11)."""
+"""Fair shares: a tenant's part of the credit (MAST expression 11). Age's part (10) is in the walk, `gms.kernels`."""
 
 from collections.abc import Iterable
 from math import fsum
@@ -19,11 +19,6 @@ def average_share(tenants: Iterable[TenantState]) -> float:
     """
     shares = [tenant.window_share for tenant in tenants if has_quota(tenant)]
     return fsum(shares) / len(shares) if shares else 0.0
-
-
-def age_credit(weights: CreditWeights, age_s: float) -> float:
-    """Credit for waiting (expression 10): grows with age up to the cap. An age below 0 s counts as 0 s."""
-    return weights.w_age * min(max(age_s, 0.0), weights.age_cap_s)
 
 
 def fair_credit(weights: CreditWeights, window_share: float, average: float) -> float:

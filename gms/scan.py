@@ -1,16 +1,91 @@
 """The GMS-scan pass (MAST 4.2): gives every workload its rank and credit, and puts the pending ones in order."""
 
-from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, rank_of
-from domain.reasons import Reason
-from domain.scheduling import PlacedWorkload, QueuedWorkload, QueueSnapshot, Ranked, ScanResult, TenantState
-from gms.credit import age_credit, average_share, fair_credit
-from gms.quota import Ledger, all_types
+import numpy as np
+import numpy.typing as npt
+
+from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult
+from gms import kernels
+from gms.columns import Queue
+from gms.credit import average_share, fair_credit
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One pass over a queue, as columns by row. Valid until the queue changes."""
+
+    queue: Queue
+    order: npt.NDArray[np.int32]
+    """Rows of pending workloads in queue order."""
+    rank: npt.NDArray[np.int8]
+    """1..8 by row; 0: held."""
+    credit: npt.NDArray[np.float64]
+    placed_rank: npt.NDArray[np.int8]
+    _pick_at: npt.NDArray[np.int32]
+    _picks: npt.NDArray[np.int32]
+    _lacks: npt.NDArray[np.int16]
+    _used: npt.NDArray[np.int64]
+    _needed: npt.NDArray[np.int64]
+
+    def __iter__(self) -> Iterator[Ranked]:
+        """All pending workloads in queue order."""
+        return (self.ranked(int(row)) for row in self.order)
+
+    def ranked(self, row: int) -> Ranked:
+        """One pending workload that is not held."""
+        rank, over = int(self.rank[row]), self.rank[row] == OVER_QUOTA_RANK
+        jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
+        types = tuple(job.gpu_types for job in jobs)
+        if self._pick_at[row] != kernels.NO_PICK:
+            first = int(self._pick_at[row])
+            picks = self._picks[first : first + len(jobs)]
+            types = tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
+        return Ranked(
+            self.queue.pending.name(row),
+            rank,
+            LOWEST_LEVEL if over else rank,
+            bool(over),
+            float(self.credit[row]),
+            types,
+            self._reason(row) if over else None,
+        )
+
+    def _reason(self, row: int) -> Reason:
+        tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
+        used, needs, lacks = int(self._used[row]), int(self._needed[row]), int(self._lacks[row])
+        if lacks < len(self.queue.gangs.types):
+            resource = self.queue.gangs.type_name(lacks)
+            numbers: tuple[float, ...] = (used, tenant.quota_gpus.get(resource, 0), needs)
+        else:
+            resource, numbers = "cpus", tuple(map(_cores, (used, tenant.quota_cpus_milli or 0, needs)))
+        detail = dict(
+            zip(("tenant", "resource", "used", "quota", "needs"), (tenant.name, resource, *numbers), strict=True)
+        )
+        return Reason(ReasonCode.QUOTA_EXCEEDED, detail)
+
+    def result(self) -> ScanResult:
+        """The pass as values."""
+        placed = {self.queue.placed.name(row): int(rank) for row, rank in enumerate(self.placed_rank)}
+        return ScanResult(tuple(self), placed)
 
 
 def scan(snapshot: QueueSnapshot) -> ScanResult:
-    """Ranks everything that is pending or placed, from nothing but the snapshot.
+    """Ranks everything in a snapshot: `scan_queue` for those who have no queue at hand.
+
+    Raises:
+        ValueError: a workload, held or not, names a tenant that the snapshot lacks.
+    """
+    return scan_queue(Queue.of(snapshot), snapshot.now_s, snapshot.weights).result()
+
+
+def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
+    """Ranks everything that is pending or placed.
 
     For each tenant, first what is placed, oldest award first, then what is pending, most credit first. Whatever fits
     what is left of the tenant's quota counts against it and takes the tenant's level, or its own wish if that is
@@ -18,61 +93,39 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
     placed workloads too: one that does not fit is over-quota, and those awarded after it are each judged by what the
     ones within quota left. No decision depends on another tenant's, except through the credit.
 
+    A workload that may run on several GPU types counts against all of them until it is placed: its *envelope*. So
+    whatever type RMS picks, the tenant never exceeds its quota with within-quota workloads. Where the envelope is too
+    much, each of its jobs in turn gets the first of its types for which quota is left after the jobs before it. A
+    refusal names the resource that is lacking: the most preferred type of the first job without a type left, else CPUs.
+
     Held workloads are neither ranked nor counted. The queue is in the order: rank, more credit, submitted earlier, id.
-
-    Raises:
-        ValueError: a workload, held or not, names a tenant that the snapshot lacks.
     """
-    tenants = {tenant.name: tenant for tenant in snapshot.tenants}
-    placed, pending = _by_tenant(snapshot, tenants)
-    average = average_share(snapshot.tenants)
-    queue: list[tuple[tuple[int, float, float, str], Ranked]] = []
-    placed_ranks: dict[str, int] = {}
-    for tenant in snapshot.tenants:
-        ledger = Ledger(tenant)
-        for holder in sorted(placed[tenant.name], key=lambda w: (w.awarded_at_s, w.id)):
-            within = ledger.count_placed(holder.gpus, holder.cpus_milli)
-            placed_ranks[holder.id] = rank_of(_level(tenant, holder.level_wish), not within)
-        fair = fair_credit(snapshot.weights, tenant.window_share, average)
-        credited = [
-            (age_credit(snapshot.weights, snapshot.now_s - w.submitted_at_s) + fair, w) for w in pending[tenant.name]
-        ]
-        credited.sort(key=lambda pair: (-pair[0], pair[1].submitted_at_s, pair[1].id))
-        for credit, workload in credited:
-            ranked = _rank(workload, tenant, ledger, credit)
-            queue.append(((ranked.rank, -credit, workload.submitted_at_s, workload.id), ranked))
-    queue.sort(key=lambda entry: entry[0])
-    return ScanResult(tuple(ranked for _, ranked in queue), placed_ranks)
+    tenants = queue.tenants
+    types = max(1, len(queue.gangs.types))
+    quota_gpus = np.zeros((len(tenants), types), np.int64)
+    for number, tenant in enumerate(tenants):
+        for gpu_type, slots in tenant.quota_gpus.items():
+            if gpu_type in queue.gangs.types:
+                quota_gpus[number, queue.gangs.types[gpu_type]] = slots
+    limits = [UNLIMITED if t.quota_cpus_milli is None else t.quota_cpus_milli for t in tenants]
+    quota_cpus = np.array(limits, np.int64)
+    level = np.array([t.level for t in tenants], np.int8)
+    average = average_share(t for t in tenants if t.name)
+    fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
+    used_cpus, used_gpus = np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus)
+    placed, pending = queue.placed.columns, queue.pending.columns
+    placed_rank = kernels.walk_placed(
+        placed["tenant"], placed["wish"], placed["wants"], queue.holdings.held,
+        level, quota_cpus, quota_gpus, used_cpus, used_gpus,
+    )  # fmt: skip
+    rank, credit, pick_at, picks, lacks, used, needed = kernels.walk_pending(
+        pending["tenant"], queue.pending.at_s, pending["wish"], pending["held"], pending["wants"], queue.gangs.demand,
+        level, fair, quota_cpus, quota_gpus, used_cpus, used_gpus, now_s, weights.w_age, weights.age_cap_s,
+    )  # fmt: skip
+    order = kernels.order_queue(rank, credit)
+    return Scan(queue, order, rank, credit, placed_rank, pick_at, picks, lacks, used, needed)
 
 
-def _by_tenant(
-    snapshot: QueueSnapshot, tenants: dict[str, TenantState]
-) -> tuple[dict[str, list[PlacedWorkload]], dict[str, list[QueuedWorkload]]]:
-    placed: dict[str, list[PlacedWorkload]] = defaultdict(list)
-    pending: dict[str, list[QueuedWorkload]] = defaultdict(list)
-    everyone: tuple[PlacedWorkload | QueuedWorkload, ...] = (*snapshot.placed, *snapshot.pending)
-    for workload in everyone:
-        if workload.tenant not in tenants:
-            raise ValueError(
-                f"workload {workload.id!r} has tenant {workload.tenant!r}, which is none of the snapshot's tenants"
-            )
-    for holder in snapshot.placed:
-        placed[holder.tenant].append(holder)
-    for queued in snapshot.pending:
-        if not queued.held:
-            pending[queued.tenant].append(queued)
-    return placed, pending
-
-
-def _level(tenant: TenantState, wish: int | None) -> int:
-    """The tenant's level, or the wish where that is lower (numerically above)."""
-    return tenant.level if wish is None else max(tenant.level, wish)
-
-
-def _rank(workload: QueuedWorkload, tenant: TenantState, ledger: Ledger, credit: float) -> Ranked:
-    outcome = ledger.count_pending(workload.jobs)
-    if isinstance(outcome, Reason):
-        types = all_types(workload.jobs)
-        return Ranked(workload.id, OVER_QUOTA_RANK, LOWEST_LEVEL, True, credit, types, outcome)
-    level = _level(tenant, workload.level_wish)
-    return Ranked(workload.id, rank_of(level, False), level, False, credit, outcome.gpu_types, None)
+def _cores(cpus_milli: int) -> float:
+    """Cores; an int where they are whole, so that sentences read `16` and not `16.0`."""
+    return cpus_milli / 1000 if cpus_milli % 1000 else cpus_milli // 1000
