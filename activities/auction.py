@@ -33,6 +33,7 @@ from infra.config import Settings
 from infra.db import outbox
 from infra.db.models import Attempt, Eviction, Publication, Region, RegionBid, Waiting, Workload
 from infra.db.session import transaction
+from rms.gang import Planner
 
 DRY_RUN_ID = "~dry-run"
 """Sorts after every id, so that ties go to workloads that exist."""
@@ -298,7 +299,7 @@ class AuctionActivities:
             replicas = snapshots.ready_replicas(session, spec.tables)
         item = {"rank": ranked.rank, "gpu_types": ranked.gpu_types}
         asked = snapshots.placement_request(DRY_RUN_ID, item, spec)
-        answers = [region_bid(rms.region.Region.of(state), spec, asked, replicas) for state in states]
+        answers = [region_bid(Planner(rms.region.Region.of(state)), spec, asked, replicas) for state in states]
         reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
         best = rms.compare.best([b.plan for b in answers if b.plan is not None])
         out = DryRunResult(

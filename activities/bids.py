@@ -10,7 +10,6 @@ from sqlalchemy.dialects.postgresql import insert
 from temporalio import activity
 
 import rms.bid
-import rms.region
 from activities import snapshots
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
@@ -19,13 +18,15 @@ from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.models import RegionBid, Workload
 from infra.db.session import transaction
+from rms.gang import Planner
+from rms.region import Region
 
 BID = TypeAdapter(Bid)
 """A bid to and from JSON."""
 
 
 def region_bid(
-    region: rms.region.Region,
+    planner: Planner,
     spec: WorkloadSpec,
     request: PlacementRequest,
     replicas: Mapping[str, frozenset[str]],
@@ -33,10 +34,11 @@ def region_bid(
     ignore_data: bool = False,
 ) -> Bid:
     """One region's answer for one workload: whether it may run there, the data is there, and a plan (MAST 4.3)."""
-    name = region.snapshot.region
+    region = planner.region
+    name = region.name
     if not spec.allows_region(name):
         return Bid(request.workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
-    answer = rms.bid.bid_in(region, request)
+    answer = rms.bid.bid_in(planner, request)
     missing = sorted(t for t in spec.tables if name not in replicas[t])
     if missing and not ignore_data:
         no_hardware = tuple(r for r in answer.reasons if r.code is ReasonCode.NO_HARDWARE)
@@ -44,7 +46,7 @@ def region_bid(
         return Bid(request.workload, name, None, (*no_hardware, *absent))
     if answer.plan is None:
         return answer
-    victims = {w.id: w.attempt for w in region.snapshot.running if w.id in answer.plan.victims}
+    victims = {victim: region.workload(region.number_of[victim]).attempt for victim in answer.plan.victims}
     return replace(answer, victim_attempts=victims)
 
 
@@ -65,9 +67,9 @@ class Bidder:
             specs = {id_: WorkloadSpec.model_validate(spec) for id_, spec in rows}
             evictors = snapshots.evictors(session, specs)
             replicas = snapshots.ready_replicas(session, {t for spec in specs.values() for t in spec.tables})
-        layout = rms.region.Region.of(snapshot)
+        planner = Planner(Region.of(snapshot))
         asked = ((w, snapshots.placement_request(w, queue.items.get(w), s, evictors[w])) for w, s in specs.items())
-        return [region_bid(layout, specs[w], request, replicas, ignore_data=ignore_data) for w, request in asked]
+        return [region_bid(planner, specs[w], request, replicas, ignore_data=ignore_data) for w, request in asked]
 
 
 class RegionActivities:

@@ -20,6 +20,7 @@ from activities.dispatch import Dispatcher
 from activities.house import HouseActivities
 from activities.launch import LaunchActivities
 from activities.machines import MachineActivities
+from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
 from domain.version import BUILD_ID
@@ -124,6 +125,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         loop.add_signal_handler(number, stop.set)
     engine = open_engine(settings.database, pool_size=16, application=f"mizzen worker {' '.join(roles)}")
     await asyncio.to_thread(upgrade, engine)
+    _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
+    await asyncio.to_thread(warm)
     client = await _connect(settings, stop)
     if client is None:
         return

@@ -5,6 +5,7 @@ Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), me
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from pydantic import ConfigDict
 
@@ -167,7 +168,9 @@ class RunningWorkload:
     last_checkpoint_at_s: float | None
     """None: it has reported no checkpoint; the cluster's usual is imputed."""
     evictable: bool = True
-    """False: protected by the minimum runtime, or being evicted already."""
+    """False: not running yet, or being evicted already."""
+    protected_until_s: float = -inf
+    """Not evictable before: the end of its minimum runtime."""
     attempt: int = 0
     """Which of its attempts this is: a plan to evict it is about no other."""
 

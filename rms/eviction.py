@@ -1,110 +1,284 @@
-"""Whom to evict for one job in one group (MAST 4.3): few, of the lowest priority, and nobody who is not needed."""
+"""Whom to evict for one job (MAST 4.3): few, of the lowest priority, and nobody who is not needed."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from domain.scheduling import JobRequest, PlacementRequest
-from rms.packing import capacity
-from rms.region import Free, Group, Held, Holder, Region
+import numpy as np
+
+from domain.compiled import compiled
+from rms.packing import Need, Spread, capacity, capacity_at
+from rms.planning import NOWHERE, group_rows, place, roomy_tasks
+from rms.region import B1, CPUS_MILLI, GPUS, I4, I8, MEMORY_BYTES, NO_TYPE, Holders, Machines, shift
+
+RANKS = 8
 
 
-def evictable(region: Region, request: PlacementRequest) -> list[Holder]:
-    """Whom the request may evict, in the order of the scan: lowest priority first, longest running first, then id.
+class Choice(NamedTuple):
+    """Scratch for victims: those of the best plan so far, and those of the place under way."""
 
-    Only strictly lower priority, nobody protected or on the way out, and nobody who evicted this workload before.
+    victims: I4
+    best: I4
+    by_rank: I8
+    best_by_rank: I8
+
+    @classmethod
+    def of(cls, holders: int) -> "Choice":
+        """Scratch for so many holders."""
+        return cls(
+            np.empty(holders, np.int32),
+            np.empty(holders, np.int32),
+            np.zeros(RANKS, np.int64),
+            np.zeros(RANKS, np.int64),
+        )
+
+
+@compiled
+def release(holders: Holders, holder: int, sign: int, free: I8, first: int, last: int) -> None:
+    """Adds to `free` what a holder has on the rows `first:last`; takes it back where `sign` is -1."""
+    for k in range(holders.at[holder], holders.at[holder + 1]):
+        row = holders.machine[k]
+        if first <= row < last:
+            for column in range(3):
+                free[column, row] += sign * holders.held[k, column]
+
+
+@compiled
+def _fit_after(
+    need: Need, holders: Holders, holder: int, sign: int, free: I8, first: int, last: int
+) -> tuple[int, int]:
+    """How many more tasks fit once a holder's share of the rows is added to `free` (taken back: `sign` -1).
+
+    And on how many machines of the rows it has something.
     """
-    return sorted(
-        (
-            holder
-            for holder in region.holders
-            if holder.workload.evictable
-            and holder.workload.rank > request.rank
-            and holder.workload.id not in request.may_not_evict
-        ),
-        key=lambda h: (-h.workload.rank, h.workload.started_at_s, h.workload.id),
-    )
+    more, here = 0, 0
+    for k in range(holders.at[holder], holders.at[holder + 1]):
+        row = holders.machine[k]
+        if first <= row < last:
+            here += 1
+            more -= capacity_at(need, free, row)
+            for column in range(3):
+                free[column, row] += sign * holders.held[k, column]
+            more += capacity_at(need, free, row)
+    return more, here
 
 
-class Fit:
-    """How many of a job's tasks fit on some machines, kept up to date as victims come and go."""
-
-    def __init__(self, job: JobRequest, machines: Iterable[int], free: Free) -> None:
-        """Starts from what is free."""
-        self._job = job
-        self._free = {m: (free.gpus[m], free.cpus_milli[m], free.memory_bytes[m]) for m in machines}
-        self._capacity = {m: capacity(job, *amounts) for m, amounts in self._free.items()}
-        self.tasks = sum(self._capacity.values())
-
-    @property
-    def suffices(self) -> bool:
-        """Whether all tasks of the job fit."""
-        return self.tasks >= self._job.tasks
-
-    def release(self, held: Iterable[Held], sign: int = 1) -> None:
-        """Frees what a victim holds on these machines."""
-        for m, gpus, cpus_milli, memory_bytes in held:
-            free = self._free[m]
-            amounts = (free[0] + sign * gpus, free[1] + sign * cpus_milli, free[2] + sign * memory_bytes)
-            fit = capacity(self._job, *amounts)
-            self.tasks += fit - self._capacity[m]
-            self._free[m], self._capacity[m] = amounts, fit
-
-    def withhold(self, held: Iterable[Held]) -> None:
-        """Takes back what `release` freed."""
-        self.release(held, -1)
+@compiled
+def _id_before(holders: Holders, a: int, b: int) -> bool:
+    for word in range(holders.words.shape[1]):
+        if holders.words[a, word] != holders.words[b, word]:
+            return holders.words[a, word] < holders.words[b, word]
+    return False
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    holder: Holder
-    held: tuple[Held, ...]
-    """On the machines of the group."""
+@compiled
+def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, first: int, last: int) -> I4:
+    """The scanned in the order of size on the rows: the resource that the job is about, then the other, then id."""
+    size = np.zeros((count, 2), np.int64)
+    for i in range(count):
+        holder = scanned[i]
+        for k in range(holders.at[holder], holders.at[holder + 1]):
+            if first <= holders.machine[k] < last:
+                size[i, 0] += holders.held[k, GPUS if by_gpus else CPUS_MILLI]
+                size[i, 1] += holders.held[k, CPUS_MILLI if by_gpus else GPUS]
+    order = np.argsort(-size[:, 1], kind="mergesort")
+    order = order[np.argsort(-size[:, 0][order], kind="mergesort")]
+    # Of equal sizes by id: runs are short.
+    for i in range(1, count):
+        j, here = i, order[i]
+        while (
+            j > 0
+            and size[order[j - 1], 0] == size[here, 0]
+            and size[order[j - 1], 1] == size[here, 1]
+            and _id_before(holders, scanned[here], scanned[order[j - 1]])
+        ):
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = here
+    out = np.empty(count, np.int32)
+    for i in range(count):
+        out[i] = scanned[order[i]]
+    return out
 
-    def size_order(self, by_gpus: bool) -> tuple[int, int, str]:
-        """Largest first by the resource that the job is about, then by the other, then by id."""
-        gpus, cpus_milli = sum(h.gpus for h in self.held), sum(h.cpus_milli for h in self.held)
-        id_ = self.holder.workload.id
-        return (-gpus, -cpus_milli, id_) if by_gpus else (-cpus_milli, -gpus, id_)
 
-
-def choose_victims(job: JobRequest, group: Group, free: Free, scan: Sequence[Holder]) -> list[Holder] | None:
-    """The victims whose machines make room for the job in the group; None if all of `scan` are not enough.
+@compiled
+def choose_victims(
+    need: Need, machines: Machines, holders: Holders, spared: B1, rank: int, cluster: int, first: int, last: int,
+    victims: I4,
+) -> int:  # fmt: skip
+    """The victims who make room for the job on the rows `first:last`, written to `victims`; 0: all are not enough.
 
     Collects victims in the order of the scan until the job fits. Then takes the collected ones again from the largest
     until it fits, and last drops, from the smallest, each one without which it still fits. (For 10 GPUs from 4, 5 and
-    12: only the 12.)
+    12: only the 12.) What is free is changed on the way and put back.
     """
-    fit = Fit(job, group.eligible, free)
-    scanned: list[_Candidate] = []
-    for holder in scan:
-        held = holder.on(group)
-        if held:
-            scanned.append(_Candidate(holder, held))
-            fit.release(held)
-            if fit.suffices:
-                break
-    else:
-        return None
-    fit = Fit(job, group.eligible, free)
-    by_gpus = job.gpus_per_task > 0
-    kept: list[_Candidate] = []
-    for candidate in sorted(scanned, key=lambda c: c.size_order(by_gpus)):
-        fit.release(candidate.held)
-        kept.append(candidate)
-        if fit.suffices:
+    free = machines.free
+    at_first = roomy_tasks(machines, need, first, last)
+    fits = at_first
+    scanned = np.empty(holders.scan_at[cluster + 1] - holders.scan_at[cluster], np.int32)
+    count = 0
+    for i in range(holders.scan_at[cluster], holders.scan_at[cluster + 1]):
+        holder = holders.scan[i]
+        if holders.rank[holder] <= rank:
             break
-    needed: list[Holder] = []
-    for candidate in reversed(kept):
-        fit.withhold(candidate.held)
-        if not fit.suffices:
-            fit.release(candidate.held)
-            needed.append(candidate.holder)
+        if spared[holder]:
+            continue
+        more, here = _fit_after(need, holders, holder, 1, free, first, last)
+        if here:
+            scanned[count] = holder
+            count += 1
+            fits += more
+            if fits >= need.tasks:
+                break
+    for i in range(count):
+        release(holders, scanned[i], -1, free, first, last)
+    if fits < need.tasks:
+        return 0
+    largest = _largest_first(holders, scanned, count, need.gpus > 0, first, last)
+    fits, kept = at_first, 0
+    while fits < need.tasks:
+        fits += _fit_after(need, holders, largest[kept], 1, free, first, last)[0]
+        kept += 1
+    needed = 0
+    for i in range(kept - 1, -1, -1):
+        less = _fit_after(need, holders, largest[i], -1, free, first, last)[0]
+        if fits + less >= need.tasks:
+            fits += less
+        else:
+            release(holders, largest[i], 1, free, first, last)
+            victims[needed] = largest[i]
+            needed += 1
+    for i in range(needed):
+        release(holders, victims[i], -1, free, first, last)
     return needed
 
 
-def placeable(job: JobRequest, group: Group, free: Free, scan: Iterable[Holder]) -> int:
-    """How many of the job's tasks fit in the group with everything free that `scan` holds there."""
-    fit = Fit(job, group.eligible, free)
-    for holder in scan:
-        fit.release(holder.on(group))
-    return fit.tasks
+@compiled
+def _order(
+    by_rank: I8, lost: int, youngest: float, preference: int,
+    best_by_rank: I8, best_lost: int, best_youngest: float, best_preference: int,
+) -> int:  # fmt: skip
+    """Below 0 where the first of two choices comes first by the criteria that are about victims and types; 0: a tie.
+
+    Choices that agree on the number of victims at every rank agree on how many there are.
+    """
+    for rank in range(RANKS):
+        if by_rank[rank] != best_by_rank[rank]:
+            return by_rank[rank] - best_by_rank[rank]
+    if lost != best_lost:
+        return -1 if lost < best_lost else 1
+    if youngest != best_youngest:
+        return -1 if youngest < best_youngest else 1
+    return preference - best_preference
+
+
+@compiled
+def _place_after(
+    machines: Machines, holders: Holders, victims: I4, count: int, need: Need, first: int, last: int, middle: int,
+    out: Spread,
+) -> tuple[int, int]:  # fmt: skip
+    """Numbers of machines and racks, and in `out` the plan, of a job on a group's rows with the victims gone."""
+    for i in range(count):
+        release(holders, victims[i], 1, machines.free, first, last)
+    used, spans = place(machines, need, machines.free, first, last, middle, out)
+    for i in range(count):
+        release(holders, victims[i], -1, machines.free, first, last)
+    return used, spans
+
+
+@compiled
+def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, first: int, last: int) -> bool:
+    """Whether the sums of what is free and of what lower ranks hold would do: if not, nobody need be asked."""
+    sums = np.zeros(3, np.int64)
+    for kind in range(machines.kind[first], machines.kind[last - 1] + 1):
+        for column in range(3):
+            sums[column] += machines.kind_free[column, kind]
+            for lower in range(rank + 1, RANKS + 1):
+                sums[column] += holders.kind_held[lower, column, kind]
+    return capacity(need, sums[GPUS], sums[CPUS_MILLI], sums[MEMORY_BYTES]) >= need.tasks
+
+
+@compiled
+def plan_evicting(
+    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, out: Spread,
+    choice: Choice,
+) -> tuple[int, int, int, int, int]:  # fmt: skip
+    """The best plan over all places, each with its own choice of victims; `spared` holders are not asked.
+
+    Returns the index of its type (`NOWHERE`: there is no plan), its cluster, its numbers of machines, racks and
+    victims. The plan is in `out.best_machine`, `out.best_tasks` and `choice.best`. Of equal plans the one in the
+    cluster that comes first counts.
+    """
+    best, where, used, spans, victims_of = NOWHERE, 0, 0, 0, 0
+    best_lost, best_youngest = 0, 0.0
+    for preference in range(len(types) if need.gpus else 1):
+        wanted = types[preference] if need.gpus else NO_TYPE
+        if need.gpus and wanted == NO_TYPE:
+            continue
+        for cluster in range(len(machines.cluster_at) - 1):
+            first, last, middle = group_rows(machines, cluster, wanted)
+            if first == last or not _could_fit(machines, holders, need, rank, first, last):
+                continue
+            needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
+            if not needed:
+                continue
+            choice.by_rank[:] = 0
+            lost, youngest = 0, -np.inf
+            for i in range(needed):
+                victim = choice.victims[i]
+                choice.by_rank[holders.rank[victim] - 1] += 1
+                lost += holders.lost_gpu_ms[victim]
+                youngest = max(youngest, holders.started_at_s[victim])
+            order = -1
+            if best != NOWHERE:
+                order = _order(
+                    choice.by_rank, lost, youngest, preference, choice.best_by_rank, best_lost, best_youngest, best
+                )
+            if order == 0:
+                # Only now does it matter how compact the plans are: most are never packed.
+                if used == 0:
+                    top, end, mid = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+                    used, spans = _place_after(machines, holders, choice.best, victims_of, need, top, end, mid, out)
+                here, racks = _place_after(machines, holders, choice.victims, needed, need, first, last, middle, out)
+                order = -1 if (racks, here) < (spans, used) else 1
+            if order < 0:
+                best, where, used, victims_of, best_lost, best_youngest = preference, cluster, 0, needed, lost, youngest
+                choice.best_by_rank[:] = choice.by_rank
+                choice.best[:needed] = choice.victims[:needed]
+    if best != NOWHERE:
+        first, last, middle = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+        used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
+        out.best_machine[:used], out.best_tasks[:used] = out.machine[:used], out.tasks[:used]
+    return best, where, used, spans, victims_of
+
+
+@compiled
+def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, work: I8) -> int:
+    """The largest number of the job's tasks that one cluster and type could take with everybody gone who may be."""
+    most = 0
+    for preference in range(len(types) if need.gpus else 1):
+        wanted = types[preference] if need.gpus else NO_TYPE
+        if need.gpus and wanted == NO_TYPE:
+            continue
+        for cluster in range(len(machines.cluster_at) - 1):
+            first, last, _ = group_rows(machines, cluster, wanted)
+            if first == last:
+                continue
+            work[:, first:last] = machines.free[:, first:last]
+            for i in range(holders.scan_at[cluster], holders.scan_at[cluster + 1]):
+                holder = holders.scan[i]
+                if holders.rank[holder] <= rank:
+                    break
+                if not spared[holder]:
+                    release(holders, holder, 1, work, first, last)
+            fits = 0
+            for row in range(first, last):
+                fits += capacity_at(need, work, row)
+            most = max(most, fits)
+    return most
+
+
+@compiled
+def free_all(machines: Machines, holders: Holders, holder: int, sign: int) -> None:
+    """Gives up all that a holder has in the region, or takes it back where `sign` is -1."""
+    for k in range(holders.at[holder], holders.at[holder + 1]):
+        gpus, cpus_milli, memory_bytes = holders.held[k, 0], holders.held[k, 1], holders.held[k, 2]
+        shift(machines, holders.machine[k], sign * gpus, sign * cpus_milli, sign * memory_bytes)

@@ -3,54 +3,45 @@
 A workload that reports no checkpoints is imputed what is usual where it runs, so that silence never pays.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
 
-from domain.scheduling import RegionSnapshot, RunningWorkload
+import numpy as np
+import numpy.typing as npt
+
+from domain.scheduling import RunningWorkload
+
+I8 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LostWork:
-    """The region's usual times since a checkpoint, by which silent workloads are judged."""
+def lost_gpu_ms(
+    running: Sequence[RunningWorkload], now_s: float, cluster: I8, owner: I8, held: I8, clusters: int
+) -> I8:
+    """GPU-milliseconds that each workload would lose, rounded, so that sums and comparisons are exact.
 
-    now_s: float
-    cluster_of: Mapping[str, str]
-    """Machine to cluster."""
-    usual_s: Mapping[str, float]
-    """Cluster to the median over workloads that report and hold something there."""
-    usual_in_region_s: float
-    """The median over all that report, for clusters where nobody does; 0 if nobody does anywhere."""
-
-    @classmethod
-    def of(cls, snapshot: RegionSnapshot) -> "LostWork":
-        """Learns what is usual from every running workload of the snapshot that reports."""
-        cluster_of = {machine.id: machine.cluster for machine in snapshot.machines}
-        ages_s: dict[str, list[float]] = defaultdict(list)
-        all_ages_s: list[float] = []
-        for workload in snapshot.running:
-            if workload.last_checkpoint_at_s is None:
-                continue
-            age_s = max(0.0, snapshot.now_s - workload.last_checkpoint_at_s)
-            all_ages_s.append(age_s)
-            for cluster in {cluster_of[h.machine] for h in workload.holdings if h.machine in cluster_of}:
-                ages_s[cluster].append(age_s)
-        usual_s = {cluster: median(ages) for cluster, ages in ages_s.items()}
-        return cls(snapshot.now_s, cluster_of, usual_s, median(all_ages_s) if all_ages_s else 0.0)
-
-    def gpu_ms(self, workload: RunningWorkload) -> int:
-        """GPU-milliseconds that the workload would lose, rounded, so that sums and comparisons are exact.
-
-        A checkpoint in the future (another machine's clock) loses nothing.
-        """
-        if workload.last_checkpoint_at_s is None:
-            age_s = self._usual_s(workload)
-        else:
-            age_s = max(0.0, self.now_s - workload.last_checkpoint_at_s)
-        return round(workload.gpus * age_s * 1000)
-
-    def _usual_s(self, workload: RunningWorkload) -> float:
-        """The usual of the cluster of its holding with the most GPUs; of equal ones, the first cluster by name."""
-        homes = [(-h.gpus, self.cluster_of[h.machine]) for h in workload.holdings if h.machine in self.cluster_of]
-        return self.usual_s.get(min(homes)[1], self.usual_in_region_s) if homes else self.usual_in_region_s
+    `cluster`, `owner` and `held` (shape (holdings, 3)) are by holding: where it is, whose, and how much. A checkpoint
+    in the future (another machine's clock) loses nothing. What is usual in a cluster is the median over the workloads
+    that report and hold something there; where nobody does, the region's median; 0 if nobody does anywhere. A silent
+    workload is judged by the cluster of its holding with the most GPUs; of equal ones, the first by name.
+    """
+    saved_at_s = np.array([np.nan if w.last_checkpoint_at_s is None else w.last_checkpoint_at_s for w in running])
+    age_s = np.maximum(0.0, now_s - saved_at_s)
+    silent = np.isnan(saved_at_s)
+    reports = age_s[~silent]
+    if silent.any() and len(reports):
+        usual_s = np.full(clusters, np.median(reports))
+        there = np.unique(cluster * len(running) + owner)
+        where, who = np.divmod(there, len(running))
+        for number in range(clusters):
+            ages_s = age_s[who[where == number]]
+            if len(ages_s := ages_s[~np.isnan(ages_s)]):
+                usual_s[number] = np.median(ages_s)
+        age_s[silent] = np.median(reports)
+        # By owner, then most GPUs, then cluster: the first of each owner is its home.
+        order = np.lexsort((cluster, -held[:, 0], owner))
+        owners, first = np.unique(owner[order], return_index=True)
+        home = cluster[order][first]
+        judged = silent[owners]
+        age_s[owners[judged]] = usual_s[home[judged]]
+    age_s[np.isnan(age_s)] = 0.0
+    gpus = np.array([w.gpus for w in running], np.int64)
+    return np.rint(gpus * age_s * 1000).astype(np.int64)

@@ -1,96 +1,239 @@
-"""Which machines of a group take a job's tasks (MAST 4.3): as few machines and racks as it can, as tight as it can.
+"""Which machines take a job's tasks (MAST 4.3): as few machines and racks as it can, as tight as it can.
 
 Whole machines first for tasks that fill one, best fit below that, so that small tasks do not break up idle machines.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from domain.scheduling import JobRequest
-from rms.region import Free
+import numpy as np
+
+from domain.compiled import compiled
+from rms.region import CPUS_MILLI, GPUS, I4, I8, MEMORY_BYTES
 
 _UNLIMITED = 1 << 62
 
 
-class Room(NamedTuple):
-    """A machine with room for at least one of a job's tasks."""
+class Need(NamedTuple):
+    """What one task needs, and how many there are."""
 
-    capacity: int
-    """Number of tasks that fit."""
-    free_gpus: int
-    free_cpus_milli: int
-    rack: str
-    machine: int
-    """Position in the region."""
+    gpus: int
+    cpus_milli: int
+    memory_bytes: int
+    tasks: int
 
 
-def capacity(job: JobRequest, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
-    """Number of the job's tasks that fit into free resources: never below 0, even where a machine is overdrawn."""
-    return max(
-        0,
-        min(
-            gpus // job.gpus_per_task if job.gpus_per_task else _UNLIMITED,
-            cpus_milli // job.cpus_milli_per_task if job.cpus_milli_per_task else _UNLIMITED,
-            memory_bytes // job.memory_bytes_per_task if job.memory_bytes_per_task else _UNLIMITED,
-        ),
-    )
+class Spread(NamedTuple):
+    """Scratch for one job: machines with room and how many tasks fit, and the plan. Each as long as the region."""
+
+    room: I4
+    fit: I8
+    machine: I4
+    tasks: I8
+    best_machine: I4
+    best_tasks: I8
+
+    @classmethod
+    def of(cls, machines: int) -> "Spread":
+        """Scratch for a region of so many machines."""
+        return cls(*(np.empty(machines, kind) for kind in (np.int32, np.int64) * 3))  # type: ignore[arg-type]
 
 
-def rooms(job: JobRequest, free: Free, machines: Iterable[int], racks: Sequence[str]) -> list[Room]:
-    """The machines that have room for some of the job's tasks."""
-    found = []
-    for m in machines:
-        gpus, cpus_milli = free.gpus[m], free.cpus_milli[m]
-        fit = capacity(job, gpus, cpus_milli, free.memory_bytes[m])
-        if fit:
-            found.append(Room(fit, gpus, cpus_milli, racks[m], m))
-    return found
+@compiled
+def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
+    """Number of tasks that fit into free resources: never below 0, even where a machine is overdrawn."""
+    if gpus < need.gpus or cpus_milli < need.cpus_milli or memory_bytes < need.memory_bytes:
+        return 0
+    # Most machines hold one task or none: a division is dear where a comparison does.
+    if (
+        (need.gpus and gpus < 2 * need.gpus)
+        or (need.cpus_milli and cpus_milli < 2 * need.cpus_milli)
+        or (need.memory_bytes and memory_bytes < 2 * need.memory_bytes)
+    ):
+        return 1
+    fit = _UNLIMITED
+    if need.gpus:
+        fit = gpus // need.gpus
+    if need.cpus_milli:
+        fit = min(fit, cpus_milli // need.cpus_milli)
+    if need.memory_bytes:
+        fit = min(fit, memory_bytes // need.memory_bytes)
+    return fit
 
 
-def pack(tasks: int, found: Iterable[Room]) -> list[tuple[int, int]]:
-    """Distributes `tasks` (at least 1) over rooms of one cluster that suffice: (position, number of tasks) pairs.
+@compiled
+def capacity_at(need: Need, free: I8, row: int) -> int:
+    """Number of tasks that fit on a machine of `free`, shape (3, machines)."""
+    return capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+
+
+@compiled
+def rooms(need: Need, free: I8, first: int, last: int, out: Spread, found: int, tasks: int) -> tuple[int, int]:
+    """Adds the rows `first:last` that have room to the `found` ones in `out`, which hold `tasks`; both numbers then."""
+    for row in range(first, last):
+        here = capacity_at(need, free, row)
+        if here:
+            out.room[found], out.fit[found] = row, here
+            found += 1
+            tasks += here
+    return found, tasks
+
+
+@compiled
+def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> tuple[int, int]:
+    """The numbers of machines and racks that `pack` would use; 0 machines: more than `most_racks` racks."""
+    low, high = rack[out.room[0]], rack[out.room[0]]
+    for i in range(1, found):
+        low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
+    racks = high - low + 1
+    size, machines, largest_fit = np.zeros(racks, np.int64), np.zeros(racks, np.int64), np.zeros(racks, np.int64)
+    smallest_fit = np.full(racks, _UNLIMITED)
+    for i in range(found):
+        r = rack[out.room[i]] - low
+        size[r] += out.fit[i]
+        machines[r] += 1
+        largest_fit[r] = max(largest_fit[r], out.fit[i])
+        smallest_fit[r] = min(smallest_fit[r], out.fit[i])
+    used, spans = 0, 1
+    while True:
+        largest = 0
+        for r in range(1, racks):
+            if size[r] > size[largest]:
+                largest = r
+        if size[largest] >= tasks:
+            break
+        tasks -= size[largest]
+        used += machines[largest]
+        size[largest] = 0
+        spans += 1
+        if spans > most_racks:
+            return 0, spans
+    fewest = 0
+    for r in range(racks):
+        if size[r] >= tasks:
+            if smallest_fit[r] == largest_fit[r] or largest_fit[r] >= tasks:
+                needed = -(-tasks // largest_fit[r])
+            else:
+                fits = np.empty(machines[r], np.int64)
+                n = 0
+                for i in range(found):
+                    if rack[out.room[i]] - low == r:
+                        fits[n] = out.fit[i]
+                        n += 1
+                needed = _machines_needed(tasks, fits)
+            if fewest == 0 or needed < fewest:
+                fewest = needed
+    return used + fewest, spans
+
+
+@compiled
+def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
+    """Whether room a is a tighter place than room b for what both hold: smaller, then less left over, then by id.
+
+    What is free orders like what is left: all give up the same.
+    """
+    if out.fit[a] != out.fit[b]:
+        return out.fit[a] < out.fit[b]
+    m, n = out.room[a], out.room[b]
+    if free[GPUS, m] != free[GPUS, n]:
+        return free[GPUS, m] < free[GPUS, n]
+    if free[CPUS_MILLI, m] != free[CPUS_MILLI, n]:
+        return free[CPUS_MILLI, m] < free[CPUS_MILLI, n]
+    return by_id[m] < by_id[n]
+
+
+@compiled
+def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> tuple[int, int]:
+    """Distributes `tasks` (at least 1) over rooms of one cluster that suffice; the numbers of machines and racks.
 
     1. One machine, if one holds them all: the one with the smallest capacity, then the fewest GPUs and the least CPU
        left over, then the lowest id.
-    2. Else one rack, if one holds them all: the one that needs the fewest machines, then the smallest, then by id.
+    2. Else one rack, if one holds them all: the one that needs the fewest machines, then the smallest, then by name.
        Its largest machines (of equal ones those left with the fewest GPUs) are filled until one of the others holds
        what remains; that goes by 1.
-    3. Else all of the largest rack (by id if equal), and so on until a rack that is left holds what remains; that goes
-       by 1 and 2.
+    3. Else all of the largest rack (by name if equal), and so on until a rack that is left holds what remains; that
+       goes by 1 and 2.
     """
-    racks: dict[str, list[Room]] = defaultdict(list)
-    for room in found:
-        racks[room.rack].append(room)
-    size = {rack: sum(room.capacity for room in members) for rack, members in racks.items()}
-    left = sorted(racks, key=lambda rack: (-size[rack], rack))
-    plan: list[tuple[int, int]] = []
-    while size[left[0]] < tasks:
-        whole = left.pop(0)
-        plan.extend((room.machine, room.capacity) for room in racks[whole])
-        tasks -= size[whole]
-    single = [room for rack in left for room in racks[rack] if room.capacity >= tasks]
-    if single:
-        return [*plan, (min(single, key=_tightness).machine, tasks)]
-    choices = []
-    for rack in left:
-        if size[rack] >= tasks:
-            part = _within_rack(tasks, racks[rack])
-            choices.append((len(part), size[rack], rack, part))
-    return plan + min(choices)[3]
+    low, high = rack[out.room[0]], rack[out.room[0]]
+    for i in range(1, found):
+        low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
+    # Rooms by rack: those of rack r are member[begin[r] : begin[r + 1]].
+    racks = high - low + 1
+    size, begin, member = np.zeros(racks, np.int64), np.zeros(racks + 1, np.int32), np.empty(found, np.int32)
+    for i in range(found):
+        size[rack[out.room[i]] - low] += out.fit[i]
+        begin[rack[out.room[i]] - low + 1] += 1
+    for r in range(racks):
+        begin[r + 1] += begin[r]
+    for i in range(found - 1, -1, -1):
+        r = rack[out.room[i]] - low
+        begin[r + 1] -= 1
+        member[begin[r + 1]] = i
+    for r in range(racks):  # Filling has moved each begin to that of the rack before.
+        begin[r] = begin[r + 1]
+    begin[racks] = found
+
+    used, spans = 0, 1
+    while True:
+        largest = -1
+        for r in range(racks):
+            if size[r] and (largest < 0 or size[r] > size[largest]):
+                largest = r
+        if size[largest] >= tasks:
+            break
+        for k in range(begin[largest], begin[largest + 1]):
+            out.machine[used], out.tasks[used] = out.room[member[k]], out.fit[member[k]]
+            used += 1
+        tasks -= size[largest]
+        size[largest] = 0
+        spans += 1
+    single = -1
+    for r in range(racks):
+        if size[r] >= tasks:
+            for k in range(begin[r], begin[r + 1]):
+                i = member[k]
+                if out.fit[i] >= tasks and (single < 0 or _tighter(i, single, free, by_id, out)):
+                    single = i
+    if single >= 0:
+        out.machine[used], out.tasks[used] = out.room[single], tasks
+        return used + 1, spans
+    best, fewest = -1, 0
+    for r in range(racks):
+        if size[r] >= tasks:
+            needed = _machines_needed(tasks, out.fit[member[begin[r] : begin[r + 1]]])
+            if best < 0 or needed < fewest or (needed == fewest and size[r] < size[best]):
+                best, fewest = r, needed
+    return _fill(tasks, member[begin[best] : begin[best + 1]], free, by_id, used, out), spans
 
 
-def _tightness(room: Room) -> tuple[int, int, int, int]:
-    """Orders machines that hold the same tasks. What is free orders like what is left: all give up the same."""
-    return (room.capacity, room.free_gpus, room.free_cpus_milli, room.machine)
+@compiled
+def _machines_needed(tasks: int, fits: I8) -> int:
+    fits.sort()
+    needed = 1
+    while fits[fits.size - needed] < tasks:
+        tasks -= fits[fits.size - needed]
+        needed += 1
+    return needed
 
 
-def _within_rack(tasks: int, members: Iterable[Room]) -> list[tuple[int, int]]:
-    left = sorted(members, key=lambda room: (-room.capacity, room.free_gpus, room.machine))
-    plan: list[tuple[int, int]] = []
-    while left[0].capacity < tasks:
-        whole = left.pop(0)
-        plan.append((whole.machine, whole.capacity))
-        tasks -= whole.capacity
-    tightest = min((room for room in left if room.capacity >= tasks), key=_tightness)
-    return [*plan, (tightest.machine, tasks)]
+@compiled
+def _fill(tasks: int, members: I4, free: I8, by_id: I4, used: int, out: Spread) -> int:
+    """The part of a plan within one rack; how many machines the plan then has."""
+    # Largest first, then the fewest GPUs, then by id: three stable sorts from the last key to the first.
+    rows = out.room[members]
+    order = np.argsort(by_id[rows], kind="mergesort")
+    order = order[np.argsort(free[GPUS][rows[order]], kind="mergesort")]
+    order = order[np.argsort(-out.fit[members[order]], kind="mergesort")]
+    k = 0
+    while out.fit[members[order[k]]] < tasks:
+        i = members[order[k]]
+        out.machine[used], out.tasks[used] = out.room[i], out.fit[i]
+        tasks -= out.fit[i]
+        used += 1
+        k += 1
+    tightest = members[order[k]]
+    for j in range(k + 1, order.size):
+        i = members[order[j]]
+        if out.fit[i] >= tasks and _tighter(i, tightest, free, by_id, out):
+            tightest = i
+    out.machine[used], out.tasks[used] = out.room[tightest], tasks
+    return used + 1

@@ -1,150 +1,174 @@
-"""Plans for a whole gang: its jobs one after another, each on what the earlier ones left (MAST 4.3)."""
+"""Where a job's tasks go on what is free: the best over all places of the region, and what taking it changes."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import inf
+import numpy as np
 
-from domain.priority import OVER_QUOTA_RANK
-from domain.scheduling import JobRequest, PlacementRequest
-from rms.eviction import choose_victims, evictable
-from rms.packing import pack, rooms
-from rms.region import Free, Group, Holder, Region
+from domain.compiled import compiled
+from rms.packing import Need, Spread, capacity, capacity_at, measure, pack, rooms
+from rms.region import CPUS_MILLI, GPUS, I4, I8, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
+
+NOWHERE = -1
 
 
-@dataclass(frozen=True)
-class JobPlan:
-    """Where one job's tasks go and whom that evicts."""
-
-    job: JobRequest
-    group: Group
-    machines: tuple[tuple[int, int], ...]
-    """(position, number of tasks) in the order of positions."""
-    racks: int
-    victims: tuple[Holder, ...] = ()
-    """Only those that no earlier job of the gang evicts already."""
+@compiled
+def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None:
+    """Takes what a job's tasks need from their machines, or gives it back where `sign` is -1."""
+    for i in range(rows.size):
+        n = -sign * tasks[i]
+        shift(machines, rows[i], n * need.gpus, n * need.cpus_milli, n * need.memory_bytes)
 
 
-@dataclass(frozen=True)
-class GangPlan:
-    """A plan for each job, and the victims of all of them."""
+@compiled
+def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int, int]:
+    """Rows from, to, and the end of the first tier, of one cluster's machines that serve a job; none: (0, 0, 0).
 
-    jobs: tuple[JobPlan, ...]
-    victims: tuple[Holder, ...]
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """The first job for which there is no plan, with what was free for it and who was left to evict."""
-
-    job: JobRequest
-    free: Free
-    scan: tuple[Holder, ...]
-
-
-def victims_by_rank(victims: Iterable[Holder]) -> tuple[int, ...]:
-    """Number of victims at ranks 1..8."""
-    counts = [0] * OVER_QUOTA_RANK
-    for victim in victims:
-        counts[victim.workload.rank - 1] += 1
-    return tuple(counts)
-
-
-def youngest_started_at_s(victims: Iterable[Holder]) -> float:
-    """When the victim that ran shortest started; minus infinity without victims."""
-    return max((victim.workload.started_at_s for victim in victims), default=-inf)
-
-
-def lost_gpu_ms(region: Region, victims: Iterable[Holder]) -> int:
-    """GPU-milliseconds of work that the victims lose."""
-    return sum(region.lost_work.gpu_ms(victim.workload) for victim in victims)
-
-
-def plan_gang(region: Region, request: PlacementRequest) -> GangPlan | Stuck:
-    """Plans each job with as little eviction as it can; what victims give up is free for the jobs after."""
-    free = region.free()
-    scan = evictable(region, request)
-    plans: list[JobPlan] = []
-    for job in request.jobs:
-        plan = _plan_free(region, job, free) or _plan_evicting(region, job, free, scan)
-        if plan is None:
-            return Stuck(job, free, tuple(scan))
-        for victim in plan.victims:
-            free.release(victim.held)
-        free.take(job, plan.machines)
-        evicted = {victim.workload.id for victim in plan.victims}
-        scan = [holder for holder in scan if holder.workload.id not in evicted]
-        plans.append(plan)
-    return GangPlan(tuple(plans), tuple(victim for plan in plans for victim in plan.victims))
-
-
-def plan_without_eviction(region: Region, jobs: Iterable[JobRequest], free: Free) -> tuple[JobPlan, ...] | None:
-    """Plans all jobs on what is free (which it leaves as it is) and evicts nobody; None if that does not go."""
-    free = free.copy()
-    plans = []
-    for job in jobs:
-        plan = _plan_free(region, job, free)
-        if plan is None:
-            return None
-        free.take(job, plan.machines)
-        plans.append(plan)
-    return tuple(plans)
-
-
-def _plan_free(region: Region, job: JobRequest, free: Free) -> JobPlan | None:
-    """The best plan that evicts nobody: preferred type, then fewer racks, fewer machines, cluster."""
-    best: JobPlan | None = None
-    for group in region.groups(job):  # in the order of preference
-        if best is not None and group.preference > best.group.preference:
-            break
-        plan = _place(region, job, group, free)
-        if plan is not None and (best is None or _extent(plan) < _extent(best)):
-            best = plan
-    return best
-
-
-def _plan_evicting(region: Region, job: JobRequest, free: Free, scan: Sequence[Holder]) -> JobPlan | None:
-    """The best plan over all groups, each with its own choice of victims."""
-    found = []
-    for group in region.groups(job):
-        victims = choose_victims(job, group, free, scan)
-        if victims is None:
-            continue
-        released = free.copy()
-        for victim in victims:
-            released.release(victim.held)
-        plan = _place(region, job, group, released, tuple(victims))
-        if plan is not None:
-            found.append(plan)
-    return min(found, default=None, key=lambda plan: _order(region, plan))
-
-
-def _order(region: Region, plan: JobPlan) -> tuple[object, ...]:
-    """The criteria by which plans for one job compare; a smaller one is better.
-
-    Plans that agree on the number of victims at every rank agree on how many there are.
+    `wanted` is a GPU type's number, or `NO_TYPE` for a job without GPUs: that may use every machine of the cluster, but
+    those with GPUs only where the others do not suffice.
     """
-    victims = plan.victims
-    return (
-        victims_by_rank(victims),
-        lost_gpu_ms(region, victims),
-        youngest_started_at_s(victims),
-        plan.group.preference,
-        *_extent(plan),
-    )
+    first, last = machines.cluster_at[cluster], machines.cluster_at[cluster + 1]
+    if wanted == NO_TYPE:
+        middle = machines.kind_at[first + 1] if machines.kind_type[first] == NO_TYPE else machines.kind_at[first]
+        return machines.kind_at[first], machines.kind_at[last], middle
+    for kind in range(first, last):
+        if machines.kind_type[kind] == wanted:
+            return machines.kind_at[kind], machines.kind_at[kind + 1], machines.kind_at[kind]
+    return 0, 0, 0
 
 
-def _extent(plan: JobPlan) -> tuple[int, int, str, tuple[tuple[int, int], ...]]:
-    return (plan.racks, len(plan.machines), plan.group.cluster, plan.machines)
+@compiled
+def group_bound(machines: Machines, need: Need, first: int, last: int) -> int:
+    """At least as many tasks as fit on the rows `first:last`, which are whole kinds."""
+    gpus, cpus_milli, memory_bytes = 0, 0, 0
+    for kind in range(machines.kind[first], machines.kind[last - 1] + 1):
+        gpus += machines.kind_free[GPUS, kind]
+        cpus_milli += machines.kind_free[CPUS_MILLI, kind]
+        memory_bytes += machines.kind_free[MEMORY_BYTES, kind]
+    return capacity(need, gpus, cpus_milli, memory_bytes)
 
 
-def _place(
-    region: Region, job: JobRequest, group: Group, free: Free, victims: tuple[Holder, ...] = ()
-) -> JobPlan | None:
-    """The job packed into the first tier of the group that holds all of its tasks."""
-    for tier in group.tiers:
-        found = rooms(job, free, tier, region.racks)
-        if sum(room.capacity for room in found) >= job.tasks:
-            machines = tuple(sorted(pack(job.tasks, found)))
-            racks = len({region.racks[position] for position, _ in machines})
-            return JobPlan(job, group, machines, racks, victims)
-    return None
+@compiled
+def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -> tuple[int, int]:
+    """As `rooms` on what is free in the region. Looks at the coarse columns first, which refuse nearly all."""
+    found, tasks = 0, 0
+    gpus, cpus_milli = np.int32(need.gpus), np.int32(min(need.cpus_milli, 2**31 - 1))
+    memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
+    has_gpus = machines.coarse[GPUS]
+    has_cpus = machines.coarse[CPUS_MILLI]
+    has_memory = machines.coarse[MEMORY_BYTES]
+    for row in range(first, last):
+        if (has_cpus[row] >= cpus_milli) & (has_memory[row] >= memory_mib) & (has_gpus[row] >= gpus):
+            here = capacity_at(need, machines.free, row)
+            if here:
+                out.room[found], out.fit[found] = row, here
+                found += 1
+                tasks += here
+    return found, tasks
+
+
+@compiled
+def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
+    """How many tasks fit on the rows `first:last` of the region."""
+    if group_bound(machines, need, first, last) == 0:
+        return 0
+    tasks = 0
+    cpus_milli = np.int32(min(need.cpus_milli, 2**31 - 1))
+    memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
+    has_cpus, has_memory = machines.coarse[CPUS_MILLI], machines.coarse[MEMORY_BYTES]
+    for row in range(first, last):
+        if (has_cpus[row] >= cpus_milli) & (has_memory[row] >= memory_mib):
+            tasks += capacity_at(need, machines.free, row)
+    return tasks
+
+
+@compiled
+def place(machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread) -> tuple[int, int]:
+    """The job packed into the first tier of a group that holds all of its tasks: numbers of machines and racks.
+
+    The group is the rows `first:last`, its first tier those before `middle`, if there are any. The plan is in
+    `out.machine` and `out.tasks`; 0 machines: the group does not hold it.
+    """
+    found, fits, rest = 0, 0, first
+    if first < middle < last:
+        found, fits = rooms(need, free, first, middle, out, 0, 0)
+        rest = middle
+    if fits < need.tasks:
+        found, fits = rooms(need, free, rest, last, out, found, fits)
+    if fits < need.tasks:
+        return 0, 0
+    return pack(need.tasks, found, free, machines.rack, machines.by_id, out)
+
+
+@compiled
+def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[int, int, int, int]:
+    """The best plan that evicts nobody: preferred type, then fewer racks, fewer machines, cluster.
+
+    Returns the index of its type in `types` (0 for a job without GPUs; `NOWHERE`: there is no plan), its cluster, and
+    its numbers of machines and racks. The plan is in `out.best_machine` and `out.best_tasks`.
+    """
+    best, where, fewest, racks = NOWHERE, 0, 0, 0
+    for preference in range(len(types) if need.gpus else 1):
+        wanted = types[preference] if need.gpus else NO_TYPE
+        if need.gpus and wanted == NO_TYPE:
+            continue
+        for cluster in range(len(machines.cluster_at) - 1):
+            first, last, middle = group_rows(machines, cluster, wanted)
+            if first == last or group_bound(machines, need, first, last) < need.tasks:
+                continue
+            found = _found(machines, need, first, last, middle, out)
+            if not found:
+                continue
+            count, spans = measure(
+                need.tasks, found, machines.rack, out, len(machines.rack) if best == NOWHERE else racks
+            )
+            if count and (best == NOWHERE or (spans, count) < (racks, fewest)):
+                best, where, fewest, racks = preference, cluster, count, spans
+        if best != NOWHERE:
+            break
+    if best != NOWHERE:
+        first, last, middle = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+        found = _found(machines, need, first, last, middle, out)
+        pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
+        out.best_machine[:fewest], out.best_tasks[:fewest] = out.machine[:fewest], out.tasks[:fewest]
+    return best, where, fewest, racks
+
+
+@compiled
+def _found(machines: Machines, need: Need, first: int, last: int, middle: int, out: Spread) -> int:
+    """The number of rooms, in `out`, of the first tier that holds the job; 0: neither does."""
+    found, fits = 0, 0
+    if first < middle < last:
+        found, fits = _roomy(machines, need, first, middle, out)
+    if fits < need.tasks:
+        found, fits = _roomy(machines, need, first, last, out)
+    return found if fits >= need.tasks else 0
+
+
+@compiled
+def most_ever(machines: Machines, need: Need, types: I4) -> int:
+    """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
+    most = 0
+    for preference in range(len(types) if need.gpus else 1):
+        wanted = types[preference] if need.gpus else NO_TYPE
+        if need.gpus and wanted == NO_TYPE:
+            continue
+        for cluster in range(len(machines.cluster_at) - 1):
+            first, last, _ = group_rows(machines, cluster, wanted)
+            fits = 0
+            for row in range(first, last):
+                fits += capacity_at(need, machines.total, row)
+            most = max(most, fits)
+    return most
+
+
+@compiled
+def hopeful_groups(machines: Machines, need: Need, types: I4) -> list[tuple[int, int]]:
+    """Rows from and to of the groups that may hold the job, going by their sums."""
+    out = [(0, 0) for _ in range(0)]
+    for preference in range(len(types) if need.gpus else 1):
+        wanted = types[preference] if need.gpus else NO_TYPE
+        if need.gpus and wanted == NO_TYPE:
+            continue
+        for cluster in range(len(machines.cluster_at) - 1):
+            first, last, _ = group_rows(machines, cluster, wanted)
+            if first < last and group_bound(machines, need, first, last) >= need.tasks:
+                out.append((first, last))
+    return out

@@ -11,6 +11,7 @@ from statistics import median
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
     Bid,
+    Holding,
     JobPlacement,
     JobRequest,
     MachineState,
@@ -59,7 +60,12 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         return Bid(request.workload, snapshot.region, None, tuple(reasons))
 
     allowed = [
-        w for w in snapshot.running if w.evictable and w.rank > request.rank and w.id not in request.may_not_evict
+        w
+        for w in snapshot.running
+        if w.evictable
+        and w.protected_until_s <= snapshot.now_s
+        and w.rank > request.rank
+        and w.id not in request.may_not_evict
     ]
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
     free = _free_now(snapshot)
@@ -250,16 +256,19 @@ def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
         assert workload.last_checkpoint_at_s is not None
         return max(0.0, snapshot.now_s - workload.last_checkpoint_at_s)
 
+    def held_here(workload: RunningWorkload) -> list[Holding]:
+        return [h for h in workload.holdings if h.machine in cluster_of and (h.gpus or h.cpus_milli or h.memory_bytes)]
+
     if victim.last_checkpoint_at_s is not None:
         lost_s = age(victim)
     else:
         reporting = [w for w in snapshot.running if w.last_checkpoint_at_s is not None]
         here = []
-        known = [h for h in victim.holdings if h.machine in cluster_of]
+        known = held_here(victim)
         if known:
             most = max(h.gpus for h in known)
             home = min(cluster_of[h.machine] for h in known if h.gpus == most)
-            here = [w for w in reporting if any(cluster_of.get(h.machine) == home for h in w.holdings)]
+            here = [w for w in reporting if any(cluster_of[h.machine] == home for h in held_here(w))]
         lost_s = median([age(w) for w in here or reporting]) if reporting else 0.0
     return round(sum(h.gpus for h in victim.holdings) * lost_s * 1000)
 

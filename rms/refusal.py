@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, PlacementRequest
-from rms.eviction import evictable, placeable
-from rms.planning import Stuck
-from rms.region import Region
+from rms.gang import Planner, Stuck
+from rms.region import B1
 
 
 def needs(job: JobRequest) -> str:
@@ -21,28 +20,26 @@ def needs(job: JobRequest) -> str:
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 
-def refusal(region: Region, request: PlacementRequest, stuck: Stuck) -> Sequence[Reason]:
+def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, spared: B1, evictable: int) -> Sequence[Reason]:
     """The jobs that no cluster could hold even if nothing ran; if there are none, the first one that does not fit now.
 
     Not fitting now is told in numbers: the largest part of the job's tasks that one cluster and GPU type could take,
     after the jobs before it and with everyone evicted who may be, and the number of all those in the region.
     """
-    name = region.snapshot.region
-    empty = region.empty()
+    region = planner.region
     no_hardware = [
-        Reason(ReasonCode.NO_HARDWARE, {"region": name, "job": job.name, "needs": needs(job)})
+        Reason(ReasonCode.NO_HARDWARE, {"region": region.name, "job": job.name, "needs": needs(job)})
         for job in request.jobs
-        if all(placeable(job, group, empty, ()) < job.tasks for group in region.groups(job))
+        if planner.most_ever(job) < job.tasks
     ]
     if no_hardware:
         return no_hardware
     job = stuck.job
-    most = max(placeable(job, group, stuck.free, stuck.scan) for group in region.groups(job))
     detail = {
-        "region": name,
+        "region": region.name,
         "job": job.name,
         "tasks": job.tasks,
-        "placeable": most,
-        "evictable": len(evictable(region, request)),
+        "placeable": planner.most_now(job, request.rank, spared),
+        "evictable": evictable,
     }
     return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]

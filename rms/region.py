@@ -1,172 +1,287 @@
-"""A region's snapshot laid out for planning: machines are positions in the order of their ids.
+"""A region as columns: machines in the order (cluster, GPU type, rack, id), and who holds what on them.
 
-So a comparison of positions is a comparison of ids, and a bid does not depend on the order of its snapshot.
+So the machines of one dynamic cluster, and those of one GPU type in it (a *kind*), are slices, and a bid walks slices.
+Names are numbered in the order in which they sort: a comparison of numbers is a comparison of names.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from domain.compiled import compiled
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
-from rms.lost_work import LostWork
+from rms.lost_work import lost_gpu_ms
 
-Kind = tuple[str, str | None]
-"""A dynamic cluster and a GPU type, None for machines without GPUs."""
+Array = npt.NDArray[np.generic]
+I8 = npt.NDArray[np.int64]
+I4 = npt.NDArray[np.int32]
+I1 = npt.NDArray[np.int8]
+F8 = npt.NDArray[np.float64]
+B1 = npt.NDArray[np.bool_]
+U8 = npt.NDArray[np.uint64]
 
-
-class Held(NamedTuple):
-    """What a workload holds on the machine at a position."""
-
-    machine: int
-    gpus: int
-    cpus_milli: int
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """The machines from which one job's tasks may be served together: of one cluster and, with GPUs, of one type."""
-
-    cluster: str
-    gpu_type: str | None
-    preference: int
-    """Index of the GPU type in the job's list; 0 for a job without GPUs."""
-    tiers: tuple[tuple[int, ...], ...]
-    """Positions of machines: a plan uses the first tier that suffices. Each is part of the next."""
-
-    @property
-    def eligible(self) -> tuple[int, ...]:
-        """Every machine that the job may use here."""
-        return self.tiers[-1]
+GPUS, CPUS_MILLI, MEMORY_BYTES = range(3)
+"""Columns of an amount."""
+NO_TYPE = -1
+MEBIBYTE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A running workload and what it holds on the snapshot's machines."""
+class Machines(NamedTuple):
+    """The machines, by row; the kernels change `free` and `kind_free` while they plan, and put them back."""
 
-    workload: RunningWorkload
-    held: tuple[Held, ...]
-    by_kind: Mapping[Kind, tuple[Held, ...]]
-
-    def on(self, group: Group) -> tuple[Held, ...]:
-        """What it holds on the group's machines."""
-        if group.gpu_type is not None:
-            return self.by_kind.get((group.cluster, group.gpu_type), ())
-        return tuple(h for kind, held in self.by_kind.items() if kind[0] == group.cluster for h in held)
-
-
-@dataclass
-class Free:
-    """What is free on each machine, by position. A plan under way takes from a copy of its own."""
-
-    gpus: list[int]
-    cpus_milli: list[int]
-    memory_bytes: list[int]
-
-    def copy(self) -> "Free":
-        """An independent copy."""
-        return Free(self.gpus[:], self.cpus_milli[:], self.memory_bytes[:])
-
-    def release(self, held: Iterable[Held]) -> None:
-        """Adds what a victim gives up."""
-        for machine, gpus, cpus_milli, memory_bytes in held:
-            self.gpus[machine] += gpus
-            self.cpus_milli[machine] += cpus_milli
-            self.memory_bytes[machine] += memory_bytes
-
-    def take(self, job: JobRequest, machines: Iterable[tuple[int, int]]) -> None:
-        """Takes what the job's tasks need: `machines` is a list of (position, number of tasks)."""
-        for machine, tasks in machines:
-            self.gpus[machine] -= tasks * job.gpus_per_task
-            self.cpus_milli[machine] -= tasks * job.cpus_milli_per_task
-            self.memory_bytes[machine] -= tasks * job.memory_bytes_per_task
-
-    def is_enough_on(self, machines: Iterable[int]) -> bool:
-        """Whether nothing is overdrawn on these machines."""
-        return all(self.gpus[m] >= 0 and self.cpus_milli[m] >= 0 and self.memory_bytes[m] >= 0 for m in machines)
+    free: I8
+    """(3, machines): what no workload holds and none was promised; below 0 where a machine is overdrawn."""
+    coarse: I4
+    """(3, machines): the same in GPUs, thousandths of a core and MiB, rounded down: a quick no."""
+    total: I8
+    """(3, machines)."""
+    rack: I4
+    by_id: I4
+    """A machine's number in the order of ids."""
+    kind: I4
+    kind_at: I4
+    """Rows of kind k are `kind_at[k]:kind_at[k + 1]`."""
+    kind_free: I8
+    """(3, kinds): sums of what is free, an overdrawn machine counting as full."""
+    kind_type: I4
+    cluster_at: I4
+    """Kinds of cluster c are `cluster_at[c]:cluster_at[c + 1]`; the one without GPUs, if there is one, is the first."""
 
 
-@dataclass(frozen=True)
+class Holders(NamedTuple):
+    """The running workloads, by number. Each one's holdings are consecutive rows of `machine` and `held`."""
+
+    rank: I1
+    started_at_s: F8
+    evictable: B1
+    lost_gpu_ms: I8
+    gpus: I8
+    """GPU slots that it holds in all."""
+    words: U8
+    """(holders, words): its id, to be compared word by word."""
+    at: I4
+    machine: I4
+    held: I8
+    """(holdings, 3)."""
+    kind_held: I8
+    """(9, 3, kinds): what the evictable of each rank hold."""
+    scan_at: I4
+    scan: I4
+    """Those with something in cluster c, lowest priority first, then longest running, then id."""
+
+
+@compiled
+def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes: int) -> None:
+    """Adds to what is free on a machine."""
+    kind, free = machines.kind[row], machines.free
+    before = free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row]
+    free[GPUS, row] += gpus
+    free[CPUS_MILLI, row] += cpus_milli
+    free[MEMORY_BYTES, row] += memory_bytes
+    for column in range(3):
+        machines.kind_free[column, kind] += max(0, free[column, row]) - max(0, before[column])
+    machines.coarse[GPUS, row] = free[GPUS, row]
+    machines.coarse[CPUS_MILLI, row] = min(free[CPUS_MILLI, row], 2**31 - 1)
+    machines.coarse[MEMORY_BYTES, row] = free[MEMORY_BYTES, row] // MEBIBYTE
+
+
 class Region:
-    """A snapshot ready for any number of bids. Nothing in it changes."""
+    """A region's columns, with the names of what is numbered in them, kept up to date from its change log.
 
-    snapshot: RegionSnapshot
-    machines: tuple[MachineState, ...]
-    """In the order of their ids."""
-    racks: tuple[str, ...]
-    """Each machine's rack; racks of the same name in two clusters are two racks."""
-    kinds: Mapping[Kind, tuple[int, ...]]
-    clusters: Mapping[str, tuple[int, ...]]
-    """Each cluster's machines; clusters in the order of their names."""
-    holders: tuple[Holder, ...]
+    Machines and workloads are put and dropped one by one; `refresh` makes the columns follow. What an award changes
+    (`rms.award`) shows at once. What is held on machines that are not there is no concern of a bid.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.now_s = 0.0
+        self.ids: list[str] = []
+        self.row_of: dict[str, int] = {}
+        self.clusters: list[str] = []
+        self.types: dict[str, int] = {}
+        self.running: list[str] = []
+        """Ids of the holders, by number."""
+        self.number_of: dict[str, int] = {}
+        self._known: dict[str, MachineState] = {}
+        self._closed: set[str] = set()
+        """Known machines that are not there now: their rows stay, and are empty."""
+        self._workloads: dict[str, RunningWorkload] = {}
+        self._moved = True
+        """A machine came to where no row is: the layout is made anew."""
+        self.hardware = 0
+        """Another number whenever what there is, held or free, may have changed."""
+        self.machines: Machines
+        self.holders: Holders
+        self.refresh(0.0)
 
     @classmethod
     def of(cls, snapshot: RegionSnapshot) -> "Region":
-        """Lays a snapshot out. What is held on machines that it does not list is no concern of a bid."""
-        machines = tuple(sorted(snapshot.machines, key=lambda m: m.id))
-        positions = {machine.id: position for position, machine in enumerate(machines)}
-        kinds: dict[Kind, list[int]] = defaultdict(list)
-        clusters: dict[str, list[int]] = defaultdict(list)
-        for position, machine in enumerate(machines):
-            kinds[machine.cluster, machine.gpu_type].append(position)
-            clusters[machine.cluster].append(position)
-        return cls(
-            snapshot,
-            machines,
-            tuple(machine.rack for machine in machines),
-            {kind: tuple(members) for kind, members in kinds.items()},
-            {name: tuple(clusters[name]) for name in sorted(clusters)},
-            tuple(_holder(workload, machines, positions) for workload in snapshot.running),
+        """A region that holds what a snapshot does."""
+        region = cls(snapshot.region)
+        for machine in snapshot.machines:
+            region.put_machine(machine)
+        for workload in snapshot.running:
+            region.put_running(workload)
+        region.refresh(snapshot.now_s)
+        return region
+
+    # --------------------------------------------------------------------------------------------------- the change log
+
+    def put_machine(self, machine: MachineState) -> None:
+        """A machine as it is now, new or known."""
+        before = self._known.get(machine.id)
+        self._known[machine.id] = machine
+        self._closed.discard(machine.id)
+        if self._moved or before is None or _place(before) != _place(machine):
+            self._moved = True
+        else:
+            self._write(self.row_of[machine.id], machine)
+
+    def drop_machine(self, machine: str) -> None:
+        """A machine is not there any more: lost, cordoned or draining."""
+        if machine in self._known and machine not in self._closed:
+            self._closed.add(machine)
+            if not self._moved:
+                self._write(self.row_of[machine], None)
+
+    def put_running(self, workload: RunningWorkload) -> None:
+        """A workload that holds something here, as it is now. What is free is its machines' to say."""
+        self._workloads[workload.id] = workload
+
+    def drop_running(self, workload: str) -> None:
+        """A workload holds nothing here any more."""
+        self._workloads.pop(workload, None)
+
+    def workload(self, number: int) -> RunningWorkload:
+        """A holder, by number."""
+        return self._workloads[self.running[number]]
+
+    def is_open(self, machine: str) -> bool:
+        """Whether a machine is there."""
+        return machine in self._known and machine not in self._closed
+
+    def refresh(self, now_s: float) -> None:
+        """Makes the columns what they have to be at a moment."""
+        self.now_s = now_s
+        if self._moved:
+            self._lay_out()
+        self.running = list(self._workloads)
+        self.number_of = {id_: number for number, id_ in enumerate(self.running)}
+        self.holders = self._holders()
+
+    # ------------------------------------------------------------------------------------------------------ the columns
+
+    def _lay_out(self) -> None:
+        listed = sorted(self._known.values(), key=lambda m: (*_place(m), m.id))
+        self.ids = [m.id for m in listed]
+        self.row_of = {id_: row for row, id_ in enumerate(self.ids)}
+        self.clusters = sorted({m.cluster for m in listed})
+        self.types = {t: number for number, t in enumerate(sorted({m.gpu_type for m in listed if m.gpu_type}))}
+        self.machines = _machines(listed, self.clusters, self.types)
+        self._moved = False
+        self.hardware += 1
+        for machine in self._closed:
+            self._write(self.row_of[machine], None)
+
+    def _write(self, row: int, machine: MachineState | None) -> None:
+        free, total = (0, 0, 0), (0, 0, 0)
+        if machine is not None:
+            free = machine.free_gpus, machine.free_cpus_milli, machine.free_memory_bytes
+            total = machine.gpus, machine.cpus_milli, machine.memory_bytes
+        if tuple(self.machines.total[:, row]) != total:
+            self.machines.total[:, row] = total
+            self.hardware += 1
+        shift(self.machines, row, *(int(now - was) for now, was in zip(free, self.machines.free[:, row], strict=True)))
+
+    def _holders(self) -> Holders:
+        running = list(self._workloads.values())
+        at, machine, held = [0], list[int](), list[tuple[int, int, int]]()
+        for workload in running:
+            for h in workload.holdings:
+                row = self.row_of.get(h.machine)
+                if row is not None and h.machine not in self._closed and (h.gpus or h.cpus_milli or h.memory_bytes):
+                    machine.append(row)
+                    held.append((h.gpus, h.cpus_milli, h.memory_bytes))
+            at.append(len(machine))
+        rank = np.array([w.rank for w in running], np.int8)
+        started_at_s = np.array([w.started_at_s for w in running], np.float64)
+        evictable = np.array([w.evictable and w.protected_until_s <= self.now_s for w in running], np.bool_)
+        words = id_words(self.running)
+        rows, amounts = np.array(machine, np.int32), np.array(held, np.int64).reshape(-1, 3)
+        clusters = np.searchsorted(self.machines.cluster_at, self.machines.kind[rows], "right") - 1
+        owner = np.repeat(np.arange(len(running)), np.diff(at))
+        kind_held = np.zeros((9, 3, len(self.machines.kind_type)), np.int64)
+        counts = evictable[owner]
+        for column in range(3):
+            where = rank[owner[counts]], self.machines.kind[rows[counts]]
+            np.add.at(kind_held[:, column], where, amounts[counts, column])
+        # Each cluster's holders in the order of the scan: sorted by cluster and place in the order of all.
+        order = np.lexsort((*words.T[::-1], started_at_s, -rank)) if running else np.empty(0, np.int64)
+        place = np.empty(len(running), np.int64)
+        place[order] = np.arange(len(running))
+        scan_cluster, scan_place = np.divmod(
+            np.unique(clusters * max(1, len(running)) + place[owner]), max(1, len(running))
+        )
+        return Holders(
+            rank,
+            started_at_s,
+            evictable,
+            lost_gpu_ms(running, self.now_s, clusters, owner, amounts, len(self.clusters)),
+            np.array([w.gpus for w in running], np.int64),
+            words,
+            np.array(at, np.int32),
+            rows,
+            amounts,
+            kind_held,
+            np.searchsorted(scan_cluster, np.arange(len(self.clusters) + 1)).astype(np.int32),
+            order[scan_place].astype(np.int32),
         )
 
-    def free(self) -> Free:
-        """What is free now."""
-        return Free(
-            [machine.free_gpus for machine in self.machines],
-            [machine.free_cpus_milli for machine in self.machines],
-            [machine.free_memory_bytes for machine in self.machines],
-        )
-
-    def empty(self) -> Free:
-        """What would be free if nothing ran."""
-        return Free(
-            [machine.gpus for machine in self.machines],
-            [machine.cpus_milli for machine in self.machines],
-            [machine.memory_bytes for machine in self.machines],
-        )
-
-    def groups(self, job: JobRequest) -> Sequence[Group]:
-        """Where the job's tasks could go: each cluster with each acceptable GPU type that it has.
-
-        A job without GPUs may use every machine of a cluster, but those with GPUs only where the others do not suffice.
-        """
-        if job.gpus_per_task:
-            return [
-                Group(cluster, gpu_type, preference, (self.kinds[cluster, gpu_type],))
-                for preference, gpu_type in enumerate(job.gpu_types)
-                for cluster in self.clusters
-                if (cluster, gpu_type) in self.kinds
-            ]
-        return [
-            Group(cluster, None, 0, (self.kinds.get((cluster, None), ()), everything))
-            for cluster, everything in self.clusters.items()
-        ]
-
-    @cached_property
-    def lost_work(self) -> LostWork:
-        """What its running workloads would lose."""
-        return LostWork.of(self.snapshot)
+    def type_numbers(self, job: JobRequest) -> I4:
+        """The job's GPU types as numbers, most preferred first; `NO_TYPE` for those that the region lacks."""
+        return np.array([self.types.get(t, NO_TYPE) for t in job.gpu_types], np.int32)
 
 
-def _holder(workload: RunningWorkload, machines: Sequence[MachineState], positions: Mapping[str, int]) -> Holder:
-    by_kind: dict[Kind, list[Held]] = defaultdict(list)
-    for holding in workload.holdings:
-        position = positions.get(holding.machine)
-        if position is not None and (holding.gpus or holding.cpus_milli or holding.memory_bytes):
-            machine = machines[position]
-            held = Held(position, holding.gpus, holding.cpus_milli, holding.memory_bytes)
-            by_kind[machine.cluster, machine.gpu_type].append(held)
-    everything = tuple(held for part in by_kind.values() for held in part)
-    return Holder(workload, everything, {kind: tuple(part) for kind, part in by_kind.items()})
+def _place(machine: MachineState) -> tuple[str, bool, str, str]:
+    return machine.cluster, machine.gpu_type is not None, machine.gpu_type or "", machine.rack
+
+
+def id_words(ids: Sequence[str]) -> U8:
+    """Ids as rows of 64-bit words that compare as the ids do; shape (ids, words)."""
+    raw = np.array([id_.encode() for id_ in ids] or [b""], "S")
+    width = -(-raw.dtype.itemsize // 8) * 8
+    words = raw.astype(f"S{width}").view(">u8").reshape(len(raw), width // 8)
+    return words[: len(ids)].astype(np.uint64)
+
+
+def _machines(listed: Sequence[MachineState], clusters: Sequence[str], types: Mapping[str, int]) -> Machines:
+    kinds: list[tuple[str, str | None]] = []
+    kind_at = []
+    for row, m in enumerate(listed):
+        if not kinds or kinds[-1] != (m.cluster, m.gpu_type):
+            kinds.append((m.cluster, m.gpu_type))
+            kind_at.append(row)
+    racks = {rack: number for number, rack in enumerate(sorted({(m.cluster, m.rack) for m in listed}))}
+    by_id = np.empty(len(listed), np.int32)
+    by_id[sorted(range(len(listed)), key=lambda row: listed[row].id)] = np.arange(len(listed))
+    free = _table((m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in listed)
+    at = np.array([*kind_at, len(listed)], np.int32)
+    coarse = np.stack((free[0], np.minimum(free[1], 2**31 - 1), free[2] // MEBIBYTE)).astype(np.int32)
+    return Machines(
+        free,
+        coarse,
+        _table((m.gpus, m.cpus_milli, m.memory_bytes) for m in listed),
+        np.array([racks[m.cluster, m.rack] for m in listed], np.int32),
+        by_id,
+        np.repeat(np.arange(len(kinds)), np.diff(at)).astype(np.int32),
+        at,
+        np.add.reduceat(np.maximum(free, 0), at[:-1], axis=1) if kinds else np.zeros((3, 0), np.int64),
+        np.array([NO_TYPE if t is None else types[t] for _, t in kinds], np.int32),
+        np.searchsorted([clusters.index(c) for c, _ in kinds], np.arange(len(clusters) + 1)).astype(np.int32),
+    )
+
+
+def _table(rows: Iterable[tuple[int, int, int]]) -> I8:
+    return np.ascontiguousarray(np.array(list(rows), np.int64).reshape(-1, 3).T)

@@ -1,14 +1,19 @@
 """No victim too many: what one job's victims give up may spare another job's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from rms.eviction import Fit
-from rms.planning import GangPlan, JobPlan, plan_without_eviction
-from rms.region import Free, Group, Holder, Region
+import numpy as np
+
+from domain.compiled import compiled
+from domain.scheduling import JobRequest
+from rms.gang import GangPlan, JobPlan, Planner, Undo, need_of, undoing
+from rms.packing import Need, capacity, capacity_at
+from rms.planning import hopeful_groups
+from rms.region import CPUS_MILLI, GPUS, I8, MEMORY_BYTES, Holders, Region
 
 
-def without_surplus(region: Region, plan: GangPlan) -> GangPlan:
-    """The plan without victims that the gang as a whole does not need.
+def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
+    """The plan without victims that the gang as a whole does not need. The region is as it was before the plan.
 
     The jobs are planned anew, from the start, with just the victims gone. Then each victim in turn, from the highest
     priority and the smallest, is dropped where the jobs can be planned anew without it, or stay as they are without
@@ -17,23 +22,28 @@ def without_surplus(region: Region, plan: GangPlan) -> GangPlan:
     """
     if not plan.victims:
         return plan
-    requests = [job.job for job in plan.jobs]
+    region, requests = planner.region, [job.job for job in plan.jobs]
+    running, holders = region.running, region.holders
     victims = list(plan.victims)
-    jobs = plan_without_eviction(region, requests, _freed(region, victims)) or plan.jobs
-    hopes = _Hopes(region, jobs, victims)
-    dropped = True
-    while dropped:
-        dropped = False
-        for victim in sorted(victims, key=lambda v: (v.workload.rank, v.workload.gpus, v.workload.id)):
-            if not hopes.without(victim):
-                continue
-            rest = [other for other in victims if other is not victim]
-            free = _freed(region, rest)
-            without = plan_without_eviction(region, requests, free) or (jobs if _hold(jobs, free) else None)
-            if without is None:
-                hopes.keep(victim)
-            else:
-                jobs, victims, dropped = without, rest, True
+    with undoing(region) as undo:
+        for victim in victims:
+            undo.release(victim)
+        jobs = planner.all_free(requests) or plan.jobs
+        hopes = _Hopes(region, requests)
+        dropped = True
+        while dropped:
+            dropped = False
+            for victim in sorted(victims, key=lambda v: (holders.rank[v], holders.gpus[v], running[v])):
+                undo.withhold(victim)
+                without = None
+                if hopes.shift(victim, -1):
+                    without = planner.all_free(requests) or (jobs if _hold(region, jobs) else None)
+                if without is None:
+                    hopes.shift(victim, 1)
+                    undo.release(victim)
+                else:
+                    victims.remove(victim)
+                    jobs, dropped = without, True
     return GangPlan(jobs, tuple(victims))
 
 
@@ -44,42 +54,76 @@ class _Hopes:
     every victim is needed.
     """
 
-    def __init__(self, region: Region, jobs: Iterable[JobPlan], victims: Sequence[Holder]) -> None:
-        free = _freed(region, victims)
-        self._fits: list[list[tuple[Group, Fit]]] = [
-            [(group, Fit(plan.job, group.eligible, free)) for group in region.groups(plan.job)] for plan in jobs
+    def __init__(self, region: Region, jobs: Sequence[JobRequest]) -> None:
+        self._region = region
+        # Dropping a victim frees nothing: groups that do not hold their job now never will.
+        groups = [
+            (number, *rows)
+            for number, job in enumerate(jobs)
+            for rows in hopeful_groups(region.machines, need_of(job), region.type_numbers(job))
         ]
+        self._groups = np.array(groups, np.int64).reshape(-1, 3)
+        self._needs = np.array([need_of(job) for job in jobs], np.int64)
+        self._fits = _all_fits(region.machines.free, self._groups, self._needs)
 
-    def without(self, victim: Holder) -> bool:
-        """Takes back what the victim gave up, for good if every job still may hope."""
-        for group, fit in self._all():
-            fit.withhold(victim.on(group))
-        hope = all(any(fit.suffices for _, fit in fits) for fits in self._fits)
-        if not hope:
-            self.keep(victim)
+    def shift(self, victim: int, sign: int) -> bool:
+        """Takes into account that a victim has given up what it held (`sign` 1), or takes it back (-1).
+
+        What is free then differs from the region's by just that. Whether every job may still hope.
+        """
+        free, holders = self._region.machines.free, self._region.holders
+        hope: bool = _shift_fits(holders, victim, sign, free, self._groups, self._needs, self._fits)
         return hope
 
-    def keep(self, victim: Holder) -> None:
-        """The victim stays one."""
-        for group, fit in self._all():
-            fit.release(victim.on(group))
 
-    def _all(self) -> Iterable[tuple[Group, Fit]]:
-        return (pair for fits in self._fits for pair in fits)
+@compiled
+def _need(needs: I8, job: int) -> Need:
+    return Need(needs[job, 0], needs[job, 1], needs[job, 2], needs[job, 3])
 
 
-def _freed(region: Region, victims: Iterable[Holder]) -> Free:
-    free = region.free()
-    for victim in victims:
-        free.release(victim.held)
-    return free
+@compiled
+def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
+    """How many tasks of its job fit into each group; `groups` is (job, first, last), `needs` (amounts, tasks)."""
+    fits = np.zeros(len(groups), np.int64)
+    for g in range(len(groups)):
+        need = _need(needs, groups[g, 0])
+        for row in range(groups[g, 1], groups[g, 2]):
+            fits[g] += capacity_at(need, free, row)
+    return fits
 
 
-def _hold(jobs: Iterable[JobPlan], free: Free) -> bool:
+@compiled
+def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, needs: I8, fits: I8) -> bool:
+    """Changes `fits` from what they are with a holder's share in `free` (`sign` -1) to without, or back (1).
+
+    `free` is without it. Whether every job fits into a group afterwards.
+    """
+    for k in range(holders.at[holder], holders.at[holder + 1]):
+        row = holders.machine[k]
+        for g in range(len(groups)):
+            if groups[g, 1] <= row < groups[g, 2]:
+                need = _need(needs, groups[g, 0])
+                without = capacity_at(need, free, row)
+                having = capacity(
+                    need,
+                    free[GPUS, row] + holders.held[k, GPUS],
+                    free[CPUS_MILLI, row] + holders.held[k, CPUS_MILLI],
+                    free[MEMORY_BYTES, row] + holders.held[k, MEMORY_BYTES],
+                )
+                fits[g] += sign * (having - without)
+    hopes = np.zeros(len(needs), np.bool_)
+    for g in range(len(groups)):
+        if fits[g] >= needs[groups[g, 0], 3]:
+            hopes[groups[g, 0]] = True
+    return bool(hopes.all())
+
+
+def _hold(region: Region, jobs: Sequence[JobPlan]) -> bool:
     """Whether there is room for the jobs where they are now."""
-    free = free.copy()
-    touched: set[int] = set()
+    undo = Undo(region)
     for plan in jobs:
-        free.take(plan.job, plan.machines)
-        touched.update(position for position, _ in plan.machines)
-    return free.is_enough_on(touched)
+        undo.take(plan)
+    rows = np.concatenate([plan.rows for plan in jobs])
+    holds = bool((region.machines.free[:, rows] >= 0).all())
+    undo()
+    return holds

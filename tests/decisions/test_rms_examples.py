@@ -1,5 +1,7 @@
 """Bids by example: packing, the choice of victims, lost work and refusals, one rule at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from domain.scheduling import (
@@ -14,7 +16,7 @@ from domain.scheduling import (
 )
 from rms.bid import bid
 from rms.compare import best
-from rms.lost_work import LostWork
+from rms.region import Region
 
 from .fleets import GIB, gpu_job, machine, region, request, running
 
@@ -266,13 +268,15 @@ def _usual() -> RegionSnapshot:
 )
 def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
     """GPU-seconds since the last checkpoint, or its cluster's usual for a workload that reports none."""
-    assert LostWork.of(_usual()).gpu_ms(victim) == lost_gpu_ms
+    usual = _usual()
+    holders = Region.of(replace(usual, running=(*usual.running, victim))).holders
+    assert holders.lost_gpu_ms[-1] == lost_gpu_ms
 
 
 def test_nothing_is_lost_where_nobody_reports() -> None:
     """Without any checkpoint in the region the usual is 0."""
     silent = _silent(("m", 8))
-    assert LostWork.of(region([machine("m")], [silent])).gpu_ms(silent) == 0
+    assert Region.of(region([machine("m")], [silent])).holders.lost_gpu_ms.tolist() == [0]
 
 
 def test_silence_does_not_pay() -> None:

@@ -1,0 +1,194 @@
+"""Plans for a whole gang: its jobs one after another, each on what the earlier ones left (MAST 4.3)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from domain.scheduling import JobRequest, PlacementRequest
+from rms.eviction import Choice, free_all, most_placeable, plan_evicting
+from rms.packing import Need, Spread
+from rms.planning import NOWHERE, most_ever, plan_free, take
+from rms.region import B1, I4, I8, Region
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Where one job's tasks go and whom that evicts."""
+
+    job: JobRequest
+    preference: int
+    """Index of its GPU type in the job's list; 0 for a job without GPUs."""
+    cluster: int
+    rows: I4
+    """Its machines, in the order of their ids."""
+    tasks: I8
+    racks: int
+    victims: tuple[int, ...] = ()
+    """Only those that no earlier job of the gang evicts already."""
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """A plan for each job, and the victims of all of them."""
+
+    jobs: tuple[JobPlan, ...]
+    victims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """The first job for which there is no plan."""
+
+    job: JobRequest
+
+
+def need_of(job: JobRequest) -> Need:
+    """A job as the kernels take it."""
+    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks)
+
+
+class Planner:
+    """Plans on one region's columns, which it changes under way and leaves as they were."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self._size = (-1, -1, -1)
+        self._out: Spread
+        self._choice: Choice
+        self._work: I8
+        self._most_ever: dict[tuple[object, ...], int] = {}
+
+    def begin(self, request: PlacementRequest) -> B1:
+        """Holders that the request may not evict whatever their rank: protected, on the way out, or its evictors."""
+        size = len(self.region.ids), len(self.region.running), self.region.hardware
+        if size != self._size:
+            self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
+            self._work = np.empty((3, size[0]), np.int64)
+            self._most_ever.clear()
+            self._size = size
+        spared = ~self.region.holders.evictable
+        for enemy in request.may_not_evict:
+            number = self.region.number_of.get(enemy)
+            if number is not None:
+                spared[number] = True
+        return spared
+
+    def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
+        """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
+
+        What the jobs take and the victims give up is taken and given up in the region until `undo`.
+        """
+        plans: list[JobPlan] = []
+        for job in request.jobs:
+            plan = self.free(job) or self._evicting(job, request.rank, spared)
+            if plan is None:
+                return Stuck(job)
+            for victim in plan.victims:
+                undo.release(victim)
+                spared[victim] = True
+            undo.take(plan)
+            plans.append(plan)
+        return GangPlan(tuple(plans), tuple(victim for plan in plans for victim in plan.victims))
+
+    def most_ever(self, job: JobRequest) -> int:
+        """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
+        key = (need_of(job)[:3], job.gpu_types)
+        if key not in self._most_ever:
+            types = self.region.type_numbers(job)
+            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types)
+        return self._most_ever[key]
+
+    def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
+        """The same now, with everybody evicted who may be."""
+        region = self.region
+        return int(
+            most_placeable(
+                region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._work
+            )
+        )
+
+    def free(self, job: JobRequest) -> JobPlan | None:
+        """The job's best plan that evicts nobody."""
+        types = self.region.type_numbers(job)
+        best, cluster, count, racks = plan_free(self.region.machines, need_of(job), types, self._out)
+        return None if best == NOWHERE else self._plan(job, best, cluster, count, racks)
+
+    def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
+        """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
+        plans: list[JobPlan] = []
+        with undoing(self.region) as undo:
+            for job in jobs:
+                plan = self.free(job)
+                if plan is None:
+                    return None
+                undo.take(plan)
+                plans.append(plan)
+        return tuple(plans)
+
+    def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
+        region = self.region
+        best, cluster, count, racks, victims = plan_evicting(
+            region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._out,
+            self._choice,
+        )  # fmt: skip
+        if best == NOWHERE:
+            return None
+        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()))
+
+    def _plan(
+        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = ()
+    ) -> JobPlan:
+        rows, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        order = np.argsort(self.region.machines.by_id[rows])
+        return JobPlan(job, preference, cluster, rows[order], tasks[order], racks, victims)
+
+
+class Undo:
+    """What was taken and given up in a region, to be put back."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._taken: list[JobPlan] = []
+        self._released: list[int] = []
+
+    def take(self, plan: JobPlan) -> None:
+        """Takes what a job's tasks need."""
+        self._take(plan, 1)
+        self._taken.append(plan)
+
+    def release(self, victim: int) -> None:
+        """Gives up what a victim holds."""
+        self._release(victim, 1)
+        self._released.append(victim)
+
+    def withhold(self, victim: int) -> None:
+        """A victim keeps what it had given up."""
+        self._release(victim, -1)
+        self._released.remove(victim)
+
+    def _take(self, plan: JobPlan, sign: int) -> None:
+        take(self._region.machines, need_of(plan.job), plan.rows, plan.tasks, sign)
+
+    def _release(self, victim: int, sign: int) -> None:
+        free_all(self._region.machines, self._region.holders, victim, sign)
+
+    def __call__(self) -> None:
+        """Puts everything back."""
+        for plan in self._taken:
+            self._take(plan, -1)
+        for victim in self._released:
+            self._release(victim, -1)
+        self._taken.clear()
+        self._released.clear()
+
+
+@contextmanager
+def undoing(region: Region) -> Iterator[Undo]:
+    """An `Undo` that is called at the end, whatever happens."""
+    undo = Undo(region)
+    try:
+        yield undo
+    finally:
+        undo()

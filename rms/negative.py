@@ -1,0 +1,69 @@
+"""The negative cache (MAST 4.3): what could not be placed in this pass spares the look for what asks for no less."""
+
+from dataclasses import dataclass, field
+
+from domain.scheduling import JobRequest, PlacementRequest
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A job for which a region had no room, all by itself and with everybody gone whom its workload may evict."""
+
+    workload: str
+    job: JobRequest
+    rank: int
+    may_not_evict: frozenset[str]
+
+    def is_no_more_than(self, other: "Refused") -> bool:
+        """Whether `other` asks for at least as much of everything, may use no other hardware and evict nobody else."""
+        mine, its = self.job, other.job
+        return (
+            mine.tasks <= its.tasks
+            and mine.gpus_per_task <= its.gpus_per_task
+            and mine.cpus_milli_per_task <= its.cpus_milli_per_task
+            and mine.memory_bytes_per_task <= its.memory_bytes_per_task
+            and self.rank <= other.rank
+            and self.may_not_evict <= other.may_not_evict
+        )
+
+
+@dataclass
+class NegativeCache:
+    """One region's refusals in one pass. Only the frontier is kept: of two, one of which asks for no less, the other.
+
+    Within a pass awards only take, so what had no room has none until the pass is over: then `clear`. Only a job that
+    has no room by itself is kept. That of a gang whose jobs compete tells nothing of another gang.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    _frontier: dict[frozenset[str], list[Refused]] = field(default_factory=dict)
+    """By the set of GPU types that a job accepts: the hardware."""
+
+    def find(self, request: PlacementRequest) -> tuple[JobRequest, Refused] | None:
+        """One of the request's jobs that has no room, and the refused one that tells so; counts a hit or a miss."""
+        for job in request.jobs:
+            asked, types = Refused(request.workload, job, request.rank, request.may_not_evict), frozenset(job.gpu_types)
+            for tried, refused in self._frontier.items():
+                if types == tried or (types and types < tried):
+                    for known in refused:
+                        if known.is_no_more_than(asked):
+                            self.hits += 1
+                            return job, known
+        self.misses += 1
+        return None
+
+    def add(self, request: PlacementRequest, job: JobRequest) -> None:
+        """A job that has no room by itself."""
+        new = Refused(request.workload, job, request.rank, request.may_not_evict)
+        known = self._frontier.setdefault(frozenset(job.gpu_types), [])
+        if not any(old.is_no_more_than(new) for old in known):
+            known[:] = [old for old in known if not new.is_no_more_than(old)]
+            known.append(new)
+
+    def clear(self) -> None:
+        """The pass is over; the counts stay."""
+        self._frontier.clear()
+
+    def __len__(self) -> int:
+        return sum(len(known) for known in self._frontier.values())

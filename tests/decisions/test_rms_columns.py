@@ -1,0 +1,86 @@
+"""A region's columns: whatever order its changes come in, they are those of a snapshot; an award shows at once."""
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.scheduling import PlacementRequest, RegionSnapshot
+from rms import reference
+from rms.award import award
+from rms.bid import bid_in
+from rms.gang import Planner
+from rms.region import Region
+from tests.decisions.after_award import after_award
+
+from . import PROPERTY
+from .fleets import crowded, regions, requests
+
+
+def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, rng: Random) -> None:
+    """Tells a region in any order what has changed from one snapshot to another, which need not have much in common."""
+    news = [partial(region.put_machine, m) for m in now.machines]
+    news += [partial(region.put_running, w) for w in now.running]
+    if was is not None:
+        there, live = {m.id for m in now.machines}, {w.id for w in now.running}
+        news += [partial(region.drop_machine, m.id) for m in was.machines if m.id not in there]
+        news += [partial(region.drop_running, w.id) for w in was.running if w.id not in live]
+    rng.shuffle(news)
+    for tell in news:
+        tell()
+    region.refresh(now.now_s)
+
+
+@settings(PROPERTY, max_examples=200)
+@given(st.lists(st.tuples(regions(), requests()), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, PlacementRequest]], rng: Random) -> None:
+    """After any changes a region bids as the reference does on what is there; a bid leaves no trace."""
+    region = Region("here")
+    planner = Planner(region)
+    was = None
+    for now, request in steps:
+        _turn_into(region, now, was, rng)
+        was = now
+        for _ in range(2):
+            assert bid_in(planner, request) == reference.bid(now, request)
+
+
+@settings(PROPERTY, max_examples=400)
+@given(st.integers(0, 2**32))
+def test_an_award_shows_in_the_next_bid(seed: int) -> None:
+    """Bids of a tick on one region, each on what the awards before left, are those on the snapshots after them."""
+    snapshot, _ = crowded(seed)
+    region = Region.of(snapshot)
+    planner = Planner(region)
+    for number in range(4):
+        request = replace(crowded(seed + number)[1], workload=f"new{number}")
+        answer = bid_in(planner, request)
+        assert answer == reference.bid(snapshot, request)
+        if answer.plan is not None:
+            award(region, answer.plan, request)
+            snapshot = after_award(snapshot, answer.plan, request)
+    region.refresh(snapshot.now_s + 5)
+    later = replace(snapshot, now_s=snapshot.now_s + 5)
+    assert bid_in(planner, request) == reference.bid(later, request)
+
+
+@settings(PROPERTY, max_examples=100)
+@given(st.integers(0, 2**32))
+def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
+    """Whoever started lately is not evicted before the end of its minimum runtime."""
+    snapshot, request = crowded(seed)
+    rng = Random(seed)
+    times = (900.0, 1000.0, 1000.5, 2000.0)
+    running = tuple(replace(w, protected_until_s=rng.choice(times)) for w in snapshot.running)
+    region = Region("here")
+    for machine in snapshot.machines:
+        region.put_machine(machine)
+    for workload in running:
+        region.put_running(workload)
+    planner = Planner(region)
+    for now_s in (1000.0, 1500.0, 3000.0):
+        region.refresh(now_s)
+        now = replace(snapshot, running=running, now_s=now_s)
+        assert bid_in(planner, request) == reference.bid(now, request)
