@@ -44,6 +44,33 @@ def _connection_options(command: F) -> F:
     return command
 
 
+def simulate_options(command: F) -> F:
+    """The options of `mizzen simulate`."""
+    path = click.Path(path_type=Path)
+    seen = "Run the trace from here on, such as 40d; what would still run then is there."
+    options = (
+        click.option("--fleet", type=_FILE, help="YAML file of regions, machines, tenants and assumptions."),
+        click.option("--trace", metavar="[FORMAT:]PATH", help="CSV or Parquet; known FORMATs are philly and openb."),
+        click.option("--policy", "names", multiple=True, default=("global",), show_default=True, help="Repeatable."),
+        click.option("--json", "json_path", type=path, help="Where to write the outcome; -: standard output."),
+        click.option("--report", "report_path", type=_FILE, help="Where to write the page with pictures."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--scale", type=float, default=1.0, show_default=True, help="Multiplies arrivals."),
+        click.option("--bad-rows", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True),
+        click.option("--from", "from_", metavar="TIME", help=seen),
+        click.option("--to", metavar="TIME", help="Leave out what is submitted from here on."),
+        click.option("--until", metavar="TIME", help="End the simulation here (default: when all is done)."),
+        click.option("--measure", metavar="FROM..TO", help="Measure this span; the hourly lists have all."),
+        click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."),
+        click.option("--from-live", type=_FILE, help="A snapshot (`mizzen export`) as the start."),
+        click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="With --from-live."),
+        click.option("--drain", "drains", multiple=True, metavar="REGION", help="With --from-live."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def _settings(options: dict[str, Any], **more: Any) -> Settings:
     temporal = {
         "address": options.get("temporal"),
@@ -176,10 +203,19 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     _run(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 
+@click.command()
+@simulate_options
+def simulate(**options: Any) -> None:
+    """Replay a trace, or tomorrow from a snapshot of today, through the scheduler's decisions on a virtual clock."""
+    from server.simulating import run_simulate
+
+    _run(lambda: run_simulate(**options))
+
+
 @click.group()
 def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, api):
+for _command in (up, demo, init, worker, agent, agents, api, simulate):
     group.add_command(_command)

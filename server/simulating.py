@@ -1,0 +1,282 @@
+"""`mizzen simulate`: reads the files, shows how far it is, writes JSON and the report."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import simulation.clock
+from domain.units import parse_duration_s
+from infra.errors import ConfigurationError
+from simulation.live import change, live_scenario, load_live
+from simulation.policies import Policy, policies
+from simulation.run import Run, Scenario
+from simulation.scenario import EVERYTHING, Span, from_trace
+from simulation.settings import Settings, override
+
+EXIT_INTERRUPTED = 130
+_LINE_EVERY_S = 5.0
+_SHOWN_BAD = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario, and what it changes against the unchanged one."""
+
+    scenario: Scenario
+    change: str | None = None
+
+
+def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None, report_path: Path | None) -> int:
+    """Runs every policy over every case; the exit code.
+
+    `json_path` gets one object for one run, else a list of them; `-` is standard output. An interrupted run is written
+    too, and says so.
+
+    Raises:
+        ConfigurationError: a policy that is none, or a file that cannot be written.
+    """
+    chosen = policies(names)
+    for path in (json_path, report_path):
+        if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
+            raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
+    err = Console(stderr=True)
+    _say_bad(cases[0].scenario, err)
+    runs: list[Run] = []
+    with _interrupts() as interrupted, _shown(err) as show:
+        for case in cases:
+            for policy in chosen:
+                runs.append(Run(case.scenario, policy, change=case.change))
+                runs[-1].go(show(_name(policy, case), interrupted))
+                if runs[-1].interrupted:
+                    break
+            if runs[-1].interrupted:
+                break
+    outcomes = [run.to_json() for run in runs]
+    if json_path is not None:
+        _write_json(json_path, outcomes if len(chosen) * len(cases) > 1 else outcomes[0])
+    if str(json_path) != "-":
+        Console().print(_summary(outcomes))
+    if report_path is not None:
+        from simulation.report import render
+
+        report_path.write_text(render(outcomes), encoding="utf-8")
+    if runs[-1].interrupted:
+        err.print(f"mizzen: interrupted: {_far(runs[-1])}", highlight=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _name(policy: Policy, case: Case) -> str:
+    return policy.name if case.change is None else f"{policy.name}, {case.change}"
+
+
+def _say_bad(scenario: Scenario, err: Console) -> None:
+    if scenario.bad:
+        err.print(f"mizzen: {len(scenario.bad)} bad rows of the trace are left out:", highlight=False)
+        for row in scenario.bad[:_SHOWN_BAD]:
+            err.print(f"  {row}", highlight=False, markup=False, soft_wrap=True)
+        if len(scenario.bad) > _SHOWN_BAD:
+            err.print(f"  and {len(scenario.bad) - _SHOWN_BAD} more; `--json` lists all", highlight=False)
+
+
+def _write_json(path: Path, body: Any) -> None:
+    text = json.dumps(body, allow_nan=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------------------- how far it is
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is noted and asked for; a second one ends at once."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            signal.default_int_handler(number, frame)
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(noted)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+Stop = Callable[[simulation.clock.Progress], bool]
+
+
+@contextmanager
+def _shown(err: Console) -> Iterator[Callable[[str, Callable[[], bool]], Stop]]:
+    """A progress bar in a terminal, a line now and then elsewhere; gives what a run asks whether to stop."""
+    if err.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
+        with Progress(*columns, console=err) as bars:
+
+            def bar(name: str, interrupted: Callable[[], bool]) -> Stop:
+                task = bars.add_task(name, total=1, far="")
+
+                def stop(p: simulation.clock.Progress) -> bool:
+                    bars.update(task, total=max(1, p.workloads), completed=p.finished, far=_line(p))
+                    return interrupted()
+
+                return stop
+
+            yield bar
+        return
+
+    def lines(name: str, interrupted: Callable[[], bool]) -> Stop:
+        next_s = time.monotonic() + _LINE_EVERY_S
+
+        def stop(p: simulation.clock.Progress) -> bool:
+            nonlocal next_s
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + _LINE_EVERY_S
+                err.print(f"{name}: {_line(p)}", highlight=False, soft_wrap=True)
+            return interrupted()
+
+        return stop
+
+    yield lines
+
+
+def duration(span_s: float) -> str:
+    """Seconds as people say them: `3d 04:05:06`."""
+    days, rest = divmod(int(span_s), 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+def _line(p: simulation.clock.Progress) -> str:
+    return f"simulated {duration(p.now_s)}, {p.finished:,} of {p.workloads:,} workloads finished, {p.queued:,} queued"
+
+
+def _far(run: Run) -> str:
+    return f"{run.policy.name}: {_line(run.clock.progress)}"
+
+
+def _summary(outcomes: Sequence[dict[str, Any]]) -> Table:
+    out = Table("policy", "finished", "allocated", "saturated", "missed within quota", "preemptions", "lost GPU h")
+    for one in outcomes:
+        run = one["run"]
+        out.add_row(
+            one["policy"] + (f" ({run['change']})" if run["change"] else "") + (" *" if run["interrupted"] else ""),
+            f"{one['finished']:,} of {one['workloads']:,}",
+            percent(one["allocation_rate"]),
+            percent(one["saturated_allocation_rate"]),
+            percent(one["objective_miss_rate"]["within_quota"]["all"]),
+            f"{one['preemptions']:,}",
+            f"{one['lost_gpu_hours']:,.0f}",
+        )
+    return out
+
+
+def percent(rate: float | None) -> str:
+    """A rate as people say it; a dash for none."""
+    return "-" if rate is None else f"{100 * rate:.2f} %"
+
+
+def run_simulate(
+    *,
+    fleet: Path | None,
+    trace: str | None,
+    names: Sequence[str],
+    json_path: Path | None,
+    report_path: Path | None,
+    seed: int,
+    scale: float,
+    bad_rows: str,
+    from_: str | None,
+    to: str | None,
+    until: str | None,
+    measure: str | None,
+    params: Sequence[str],
+    from_live: Path | None,
+    changes: Sequence[str],
+    drains: Sequence[str],
+) -> int:
+    """`mizzen simulate` with its options; the exit code.
+
+    Raises:
+        ConfigurationError: something in a file or an option cannot be; it is named.
+    """
+    policies(names)
+    until_s = _time_s("--until", until, inf)
+    measured = _measured(measure)
+    try:
+        if from_live is not None:
+            cases = _live(from_live, fleet, trace, seed, params, until_s, measured, changes, drains)
+        else:
+            if fleet is None or trace is None:
+                raise ConfigurationError("--fleet and --trace are needed, or --from-live")
+            if changes or drains:
+                raise ConfigurationError("--set and --drain change a live snapshot: they need --from-live")
+            span = Span(_time_s("--from", from_, 0.0), _time_s("--to", to, inf))
+            scenario = from_trace(
+                fleet, trace, seed=seed, scale=scale, skip_bad=bad_rows == "skip", params=params, span=span,
+                measured=measured, until_s=until_s,
+            )  # fmt: skip
+            cases = [Case(scenario)]
+    except KeyboardInterrupt:
+        click.echo("mizzen: interrupted while the files were read: nothing was simulated", err=True)
+        return EXIT_INTERRUPTED
+    return simulate(cases, names, json_path, report_path)
+
+
+def _live(
+    snapshot: Path,
+    fleet: Path | None,
+    trace: str | None,
+    seed: int,
+    params: Sequence[str],
+    until_s: float,
+    measured: Span,
+    changes: Sequence[str],
+    drains: Sequence[str],
+) -> list[Case]:
+    if fleet is not None or trace is not None:
+        raise ConfigurationError("--from-live is the fleet and the workloads: --fleet and --trace do not go with it")
+    live = load_live(snapshot)
+    settings = override(Settings(), tuple(params))
+    cases = [Case(live_scenario(live, settings, seed, until_s, measured))]
+    if changes or drains:
+        changed = change(live, changes, drains)
+        cases.append(Case(live_scenario(changed, settings, seed, until_s, measured), ", ".join((*changes, *(f"drain {r}" for r in drains)))))
+    return cases
+
+
+def _time_s(option: str, text: str | None, absent: float) -> float:
+    """Seconds of a duration such as 40d, or of a number of seconds."""
+    if text is None:
+        return absent
+    try:
+        value = float(text) if text.replace(".", "", 1).isdigit() else parse_duration_s(text)
+    except ValueError:
+        raise ConfigurationError(f"{option} {text}: must be a number of seconds, or a duration such as 40d or 12h30m") from None
+    return value
+
+
+def _measured(text: str | None) -> Span:
+    if text is None:
+        return EVERYTHING
+    first, dots, last = text.partition("..")
+    if not dots:
+        raise ConfigurationError(f"--measure {text}: must be FROM..TO, such as 40d..40d8h")
+    return Span(_time_s("--measure", first or "0", 0.0), _time_s("--measure", last or None, inf))

@@ -1,0 +1,159 @@
+"""Who holds what, by the simulator's own count: independent of the columns that the decisions are made on.
+
+A plan that takes what another holds is an error here, so no run can end well with a machine that is given out twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from domain.scheduling import Holding, JobRequest, MachineState, Plan
+from simulation.errors import SimulationError
+
+Amounts = tuple[int, int, int]
+"""GPUs, thousandths of a core, bytes of memory."""
+NOTHING: Amounts = (0, 0, 0)
+
+
+def plus(a: Amounts, b: Amounts) -> Amounts:
+    """Sum of two amounts."""
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+
+
+def minus(a: Amounts, b: Amounts) -> Amounts:
+    """Difference of two amounts."""
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2]
+
+
+def least(a: Amounts, b: Amounts) -> Amounts:
+    """The smaller of each."""
+    return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2])
+
+
+def needs(plan: Plan, jobs: Iterable[JobRequest]) -> dict[str, Amounts]:
+    """What a plan needs of each machine."""
+    out: dict[str, Amounts] = {}
+    for placement, job in zip(plan.jobs, jobs, strict=True):
+        for machine, tasks in placement.machines:
+            share = tasks * job.gpus_per_task, tasks * job.cpus_milli_per_task, tasks * job.memory_bytes_per_task
+            out[machine] = plus(out.get(machine, NOTHING), share)
+    return out
+
+
+class Ledger:
+    """One region's machines: what is free, who holds what, and who was promised what by whom."""
+
+    def __init__(self, machines: Iterable[MachineState]) -> None:
+        self.machines = {m.id: m for m in machines}
+        self.free: dict[str, Amounts] = {
+            m.id: (m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in self.machines.values()
+        }
+        self.held: dict[str, dict[str, Amounts]] = {}
+        """Workload to machine to what it holds there now."""
+        self._owed: dict[str, dict[str, Amounts]] = {}
+        """Workload to machine to what its victims still owe it there."""
+        self._evictor: dict[str, str] = {}
+        self.free_gpus: dict[str, int] = defaultdict(int)
+        """GPU type to slots that nobody holds."""
+        for m in self.machines.values():
+            self._count(m.id, m.free_gpus)
+
+    def hold(self, workload: str, holdings: Iterable[Holding], taken: bool = False) -> None:
+        """A workload that holds something from the start; `taken`: the machines' free amounts reckon with it.
+
+        Raises:
+            SimulationError: it holds more of a machine than is free.
+        """
+        held = {h.machine: (h.gpus, h.cpus_milli, h.memory_bytes) for h in holdings}
+        self.held[workload] = held
+        for machine, amounts in () if taken else held.items():
+            self._shift(machine, amounts, -1)
+
+    def award(self, plan: Plan, jobs: Iterable[JobRequest]) -> None:
+        """The workload takes what is free on its machines; the rest it is owed by the plan's victims.
+
+        Raises:
+            SimulationError: the plan needs more than is free and its victims hold, or a victim is owed by another.
+        """
+        owed: dict[str, Amounts] = {}
+        held: dict[str, Amounts] = {}
+        for machine, need in needs(plan, jobs).items():
+            taken = least(need, self.free[machine])
+            self._shift(machine, taken, -1)
+            held[machine] = taken
+            rest = minus(need, taken)
+            given = NOTHING
+            for victim in plan.victims:
+                given = plus(given, self.held[victim].get(machine, NOTHING))
+            if min(minus(given, rest)) < 0:
+                raise SimulationError(f"{plan.workload} needs {rest} of {machine}, and its victims hold {given}")
+            if any(rest):
+                owed[machine] = rest
+        for victim in plan.victims:
+            if victim in self._evictor:
+                raise SimulationError(f"{plan.workload} evicts {victim}, which {self._evictor[victim]} evicts already")
+            self._evictor[victim] = plan.workload
+        self.held[plan.workload], self._owed[plan.workload] = held, owed
+
+    def leave(self, workload: str) -> None:
+        """A workload gives up all that it holds: first what its evictor is owed there, then the rest is free.
+
+        Raises:
+            SimulationError: it is still owed something.
+        """
+        if self.is_owed(workload):
+            raise SimulationError(f"{workload} leaves before its victims have")
+        self._owed.pop(workload, None)
+        evictor = self._evictor.pop(workload, None)
+        owed = self._owed.get(evictor, {}) if evictor is not None else {}
+        for machine, amounts in self.held.pop(workload).items():
+            passed = least(amounts, owed.get(machine, NOTHING))
+            if evictor is not None and any(passed):
+                self.held[evictor][machine] = plus(self.held[evictor].get(machine, NOTHING), passed)
+                owed[machine] = minus(owed[machine], passed)
+            self._shift(machine, minus(amounts, passed), 1)
+
+    def is_owed(self, workload: str) -> bool:
+        """Whether victims still hold something of what it was promised."""
+        return any(any(amounts) for amounts in self._owed.get(workload, {}).values())
+
+    def holdings(self, workload: str) -> tuple[Holding, ...]:
+        """What a workload holds, machines by id."""
+        return tuple(Holding(machine, *amounts) for machine, amounts in sorted(self.held[workload].items()))
+
+    def state(self, machine: str) -> MachineState:
+        """A machine as it is now."""
+        gpus, cpus, memory = self.free[machine]
+        return replace(self.machines[machine], free_gpus=gpus, free_cpus_milli=cpus, free_memory_bytes=memory)
+
+    def check(self) -> None:
+        """Adds everything up: on each machine what is free and what is held is what there is.
+
+        Raises:
+            SimulationError: it is not.
+        """
+        total: dict[str, Amounts] = dict(self.free)
+        for held in self.held.values():
+            for machine, amounts in held.items():
+                total[machine] = plus(total[machine], amounts)
+        for id_, m in self.machines.items():
+            if total[id_] != (m.gpus, m.cpus_milli, m.memory_bytes) or min(self.free[id_]) < 0:
+                raise SimulationError(f"machine {id_}: {self.free[id_]} free, {total[id_]} in all")
+
+    def _shift(self, machine: str, amounts: Amounts, sign: int) -> None:
+        before = self.free[machine]
+        now = plus(before, amounts) if sign > 0 else minus(before, amounts)
+        if min(now) < 0:
+            raise SimulationError(f"machine {machine} has {before} free, and {amounts} are taken")
+        self.free[machine] = now
+        self._count(machine, now[0] - before[0])
+
+    def _count(self, machine: str, gpus: int) -> None:
+        gpu_type = self.machines[machine].gpu_type
+        if gpu_type is not None and gpus:
+            self.free_gpus[gpu_type] += gpus
+
+
+def held_gpus(ledgers: Mapping[str, Ledger], supply: Mapping[str, int]) -> dict[str, int]:
+    """GPU type to slots that somebody holds, over all regions."""
+    return {t: slots - sum(ledger.free_gpus.get(t, 0) for ledger in ledgers.values()) for t, slots in supply.items()}

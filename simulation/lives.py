@@ -1,0 +1,130 @@
+"""What becomes of each workload: queued, placing, starting, running, evicting, finished; and who is told."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import floor, inf
+
+from domain.scheduling import Holding, PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, RunningWorkload
+from gms.columns import Change
+from simulation.engine import id_of
+from simulation.workloads import Workload
+
+
+class Phase(IntEnum):
+    """Where a workload is in its life."""
+
+    FUTURE = 0
+    QUEUED = 1
+    PLACING = 2
+    """Awarded; victims still hold some of its slots."""
+    STARTING = 3
+    """It holds all its slots and is provisioned."""
+    RUNNING = 4
+    EVICTING = 5
+    FINISHED = 6
+
+
+HOLDS_ALL = frozenset({Phase.STARTING, Phase.RUNNING})
+
+
+@dataclass
+class Life:
+    """One workload as it is now. Times are seconds on the simulation's clock."""
+
+    number: int
+    workload: Workload
+    phase: Phase = Phase.FUTURE
+    place: str | None = None
+    """The region (or cluster) that it is bound to, or is in."""
+    only: frozenset[str] | None = None
+    """Places that may hold it; None: all."""
+    attempt: int = 0
+    turn: int = 0
+    """Another number for each wait and each attempt: an event about an older one is about nothing."""
+    waits_since_s: float = 0.0
+    """Submission, or the notice of its last eviction."""
+    judged: bool = False
+    """Whether this wait was judged by its objective."""
+    over_quota: bool = False
+    rank: int = 8
+    awarded_at_s: float = -inf
+    ready_at_s: float = -inf
+    started_at_s: float = -inf
+    done_s: float = 0.0
+    """Work that is safe: done before this attempt."""
+    checkpoints: int = 0
+    """Periodic ones of this attempt that the regions know of."""
+    gpus: dict[str, int] = field(default_factory=dict)
+    """GPU type to slots that it was awarded."""
+    victims: set[int] = field(default_factory=set)
+    """Those that still hold some of its slots."""
+    evictor: int | None = None
+    enemies: set[str] = field(default_factory=set)
+    """Who evicted it before: it never evicts them in turn."""
+
+    @property
+    def id(self) -> str:
+        """Its id in the decision packages."""
+        return id_of(self.number)
+
+    def remaining_s(self) -> float:
+        """Work that is left at the start of an attempt."""
+        return max(0.0, self.workload.duration_s - self.done_s)
+
+    def checkpoints_at(self, now_s: float, interval_s: float) -> int:
+        """How many periodic checkpoints this attempt has made."""
+        return floor((now_s - self.started_at_s) / interval_s) if self.phase == Phase.RUNNING else 0
+
+    def queued(self, now: bool) -> Change[QueuedWorkload]:
+        """News for the queue: it waits, or no more."""
+        w = self.workload
+        value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level) if now else None
+        return Change(w.submit_s, self.id, value)
+
+    def placed(self, now: bool) -> Change[PlacedWorkload]:
+        """News for the queue: it counts as placed, or no more."""
+        w = self.workload
+        cpus = sum(job.cpus_milli for job in w.jobs)
+        value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, self.gpus, cpus, w.level) if now else None
+        return Change(self.awarded_at_s, self.id, value)
+
+    def holder(self, holdings: tuple[Holding, ...], interval_s: float, min_runtime_s: float) -> RunningWorkload:
+        """What a region knows of it while it holds all its slots."""
+        started_s = max(self.awarded_at_s, self.started_at_s)
+        saved_s = self.started_at_s + self.checkpoints * interval_s if self.checkpoints else None
+        return RunningWorkload(
+            self.id,
+            self.rank,
+            started_s,
+            holdings,
+            saved_s,
+            evictable=self.phase in HOLDS_ALL,
+            protected_until_s=started_s + min_runtime_s if min_runtime_s else -inf,
+            attempt=self.attempt,
+            ends_by_s=self.ready_at_s + self.workload.max_runtime_s,
+        )
+
+
+def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:
+    """GPU type to slots that a plan takes."""
+    out: dict[str, int] = {}
+    for placement, job in zip(plan.jobs, request.jobs, strict=True):
+        if placement.gpu_type is not None and job.gpus:
+            out[placement.gpu_type] = out.get(placement.gpu_type, 0) + job.gpus
+    return out
+
+
+def types_asked(workload: Workload) -> dict[str, int]:
+    """GPU type to slots that a queued workload asks for: of each type that a job may run on, all the job's slots."""
+    out: dict[str, int] = {}
+    for job in workload.jobs:
+        for gpu_type in job.gpu_types if job.gpus else ():
+            out[gpu_type] = out.get(gpu_type, 0) + job.gpus
+    return out
+
+
+def numbered(workloads: Iterable[Workload]) -> list[Life]:
+    """Lives in the order of (submission, id)."""
+    ordered = sorted(workloads, key=lambda w: (w.submit_s, w.id))
+    return [Life(number, workload) for number, workload in enumerate(ordered)]

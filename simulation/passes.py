@@ -1,0 +1,120 @@
+"""A pass over the queue: scan it, take batches from its head, and award what the regions bid (MAST 4.2, 4.3)."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from auction.entry import Entry
+from domain.priority import OVER_QUOTA_RANK
+from domain.scheduling import PlacementRequest
+from simulation.engine import Standing
+from simulation.lives import HOLDS_ALL, Life
+from simulation.stage import Stage
+
+
+class Passes:
+    """When the next pass is due, and what it does.
+
+    In effect every queued workload is put before the regions in queue order. Those that ask for the same as one that
+    was refused earlier in the pass are not: within a pass nothing is given up, so they would be refused too.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._settings = stage, stage.settings
+        self.news = False
+        """Whether something happened since the last pass."""
+        self._last_s = -inf
+        self._shares_s = -inf
+        self._places: dict[frozenset[str] | None, int] = {}
+
+    def due_s(self) -> float:
+        """When the next pass is; infinity: not before something happens."""
+        if not self._stage.queue:
+            return inf
+        wait_s = self._settings.tick_spacing_s if self.news else self._settings.full_scan_s
+        return self._last_s + wait_s
+
+    def go(self, now_s: float) -> None:
+        """One pass."""
+        stage, engine = self._stage, self._stage.engine
+        self._last_s, self.news = now_s, False
+        if now_s - self._shares_s >= self._settings.full_scan_s:
+            self._shares_s = now_s
+            engine.set_tenants(stage.shares.tenants(now_s))
+        standing = self._scan(now_s)
+        self._renew(now_s, standing)
+        engine.open(now_s)
+        if stage.policy.in_order:
+            self._in_order(now_s, standing)
+        else:
+            self._by_rank(now_s, standing)
+
+    def _scan(self, now_s: float) -> Standing:
+        stage = self._stage
+        stage.engine.change(stage.pending, stage.placed)
+        stage.pending, stage.placed = [], []
+        standing = stage.engine.scan(now_s)
+        for number, rank in zip(standing.order.tolist(), standing.rank.tolist(), strict=True):
+            stage.lives[number].over_quota = rank == OVER_QUOTA_RANK
+        return standing
+
+    def _renew(self, now_s: float, standing: Standing) -> None:
+        """The regions learn of new ranks and checkpoints."""
+        stage, interval_s = self._stage, self._settings.checkpoint_interval_s
+        for number, rank in zip(standing.placed.tolist(), standing.placed_rank.tolist(), strict=True):
+            life = stage.lives[number]
+            if life.phase not in HOLDS_ALL:
+                continue
+            checkpoints = life.checkpoints_at(now_s, interval_s)
+            if rank != life.rank or checkpoints != life.checkpoints:
+                life.rank, life.checkpoints = rank, checkpoints
+                stage.tell(life)
+
+    def _by_rank(self, now_s: float, standing: Standing) -> None:
+        keys = self._keys(standing)
+        left = np.arange(len(standing.order))
+        while len(left):
+            batch, left = left[: self._settings.batch], left[self._settings.batch :]
+            refused = self._ask(now_s, standing, batch)
+            left = left[~np.isin(keys[left], keys[refused])]
+
+    def _in_order(self, now_s: float, standing: Standing) -> None:
+        for place in np.argsort(standing.order):
+            if self._ask(now_s, standing, place[None]):
+                return
+
+    def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
+        """By place in the queue: equal where rank, gang and places are."""
+        lives = self._stage.lives
+        places = [self._places.setdefault(lives[n].only, len(self._places)) for n in standing.order.tolist()]
+        keys: npt.NDArray[np.int64] = (standing.gang * 9 + standing.rank) * (1 << 24) + np.array(places, np.int64)
+        return keys
+
+    def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> list[int]:
+        """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too."""
+        stage = self._stage
+        entries: list[Entry] = []
+        lives: list[Life] = []
+        for place in batch.tolist():
+            life = stage.lives[int(standing.order[place])]
+            ranked = standing.ranked(place)
+            jobs = tuple(
+                job if job.gpu_types == types else replace(job, gpu_types=types)
+                for job, types in zip(life.workload.jobs, ranked.gpu_types, strict=True)
+            )
+            request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies))
+            waited_s = now_s - life.waits_since_s
+            entries.append(
+                Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s)
+            )
+            lives.append(life)
+        refused = []
+        for place, life, entry, outcome in zip(batch.tolist(), lives, entries, stage.engine.place(entries), strict=True):
+            if outcome.plan is not None:
+                stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
+            elif not life.enemies and entry.request.jobs == life.workload.jobs:
+                refused.append(place)
+        return refused
+

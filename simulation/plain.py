@@ -1,0 +1,128 @@
+"""The same on the plain references, slow and with no state but values: for tests and benches only."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+import gms.reference
+import rms.reference
+from auction.entry import Entry, Outcome
+from domain.scheduling import (
+    CreditWeights,
+    MachineState,
+    PlacedWorkload,
+    Plan,
+    QueuedWorkload,
+    QueueSnapshot,
+    RegionSnapshot,
+    RunningWorkload,
+    TenantState,
+)
+from gms.columns import Change
+from simulation.engine import Counts, Standing
+from simulation.ledger import Ledger
+
+
+class Plain:
+    """An engine that scans and bids on snapshots, one workload at a time."""
+
+    def __init__(
+        self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, may_evict: bool = True
+    ) -> None:
+        self._weights, self._may_evict = weights, may_evict
+        self._tenants: tuple[TenantState, ...] = ()
+        self._pending: dict[str, QueuedWorkload] = {}
+        self._placed: dict[str, PlacedWorkload] = {}
+        self._ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}
+        self._running: dict[str, dict[str, RunningWorkload]] = {region: {} for region in self._ledgers}
+        self._gangs: dict[object, int] = {}
+        self._now_s = 0.0
+        self._counts = Counts()
+
+    def set_tenants(self, tenants: Iterable[TenantState]) -> None:
+        """Tenants as they are now."""
+        self._tenants = tuple(tenants)
+
+    def change(self, pending: Sequence[Change[QueuedWorkload]], placed: Sequence[Change[PlacedWorkload]]) -> None:
+        """News of the queue."""
+        for change in pending:
+            _put(self._pending, change)
+        for change in placed:  # type: ignore[assignment]
+            _put(self._placed, change)  # type: ignore[misc]
+
+    def scan(self, now_s: float) -> Standing:
+        """Ranks everything."""
+        pending, placed = tuple(self._pending.values()), tuple(self._placed.values())
+        result = gms.reference.scan(QueueSnapshot(now_s, self._tenants, pending, placed, self._weights))
+        gangs = [self._gangs.setdefault(self._pending[r.id].jobs, len(self._gangs)) for r in result.queue]
+        ranks = result.placed_ranks
+        return Standing(
+            np.array([int(r.id) for r in result.queue], np.int64),
+            np.array([r.rank for r in result.queue], np.int64),
+            np.array(gangs, np.int64),
+            np.array([int(id_) for id_ in ranks], np.int64),
+            np.array(list(ranks.values()), np.int64),
+            lambda place: result.queue[place],
+        )
+
+    def open(self, now_s: float) -> None:
+        """Begins a pass over the queue."""
+        self._now_s = now_s
+
+    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
+        """Bids and awards one workload after another."""
+        return [self._place(entry) for entry in entries]
+
+    def _place(self, entry: Entry) -> Outcome:
+        self._counts.decisions += 1
+        bids = []
+        for region in self._ledgers:
+            if entry.regions is None or region in entry.regions:
+                bids.append(rms.reference.bid(self._snapshot(region), entry.request))
+                self._counts.negative_misses += 1
+        won = min((bid for bid in bids if bid.plan is not None), key=lambda bid: bid.plan.key, default=None)
+        if won is None:
+            return Outcome(entry.request.workload, None, tuple(reason for bid in bids for reason in bid.reasons))
+        assert won.plan is not None
+        self._award(won.plan, entry)
+        return Outcome(entry.request.workload, won, ())
+
+    def _snapshot(self, region: str) -> RegionSnapshot:
+        ledger = self._ledgers[region]
+        running = [
+            replace(w, holdings=ledger.holdings(id_), evictable=w.evictable and self._may_evict)
+            for id_, w in self._running[region].items()
+        ]
+        return RegionSnapshot(region, self._now_s, tuple(map(ledger.state, ledger.machines)), tuple(running))
+
+    def _award(self, plan: Plan, entry: Entry) -> None:
+        self._ledgers[plan.region].award(plan, entry.request.jobs)
+        running = self._running[plan.region]
+        for victim in plan.victims:
+            running[victim] = replace(running[victim], evictable=False)
+        running[plan.workload] = RunningWorkload(
+            plan.workload, entry.request.rank, self._now_s, (), None, evictable=False
+        )
+
+    def running(self, region: str, workload: RunningWorkload) -> None:
+        """A workload among the holders."""
+        if workload.id not in self._ledgers[region].held:
+            self._ledgers[region].hold(workload.id, workload.holdings, taken=True)
+        self._running[region][workload.id] = workload
+
+    def leave(self, region: str, workload: str) -> None:
+        """A workload gives up all that it holds."""
+        self._ledgers[region].leave(workload)
+        del self._running[region][workload]
+
+    def counts(self) -> Counts:
+        """What was decided so far."""
+        return self._counts
+
+
+def _put(into: dict[str, QueuedWorkload], change: Change[QueuedWorkload]) -> None:
+    if change.now is None:
+        into.pop(change.id, None)
+    else:
+        into[change.id] = change.now

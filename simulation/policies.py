@@ -1,0 +1,139 @@
+"""The policies that are compared: where and when a workload is bound to a place, and in which order it is asked for."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from domain.scheduling import MachineState
+from infra.errors import ConfigurationError
+from simulation.workloads import Hardware, Workload
+
+Machines = Mapping[str, tuple[MachineState, ...]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the queue is served."""
+
+    name: str
+    says: str
+    binds_early: bool = False
+    """At submission, to one place and for good; otherwise when a place has room (MAST 4.1)."""
+    by_cluster: bool = False
+    """A place is a cluster; otherwise a region."""
+    in_order: bool = False
+    """In the order of submission; the first that waits holds up all others."""
+    joint: bool = False
+    may_evict: bool = True
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("global", "MAST: one queue, every region bids, late binding"),
+        Policy("global-joint", "the same, with the head of the queue placed jointly", joint=True),
+        Policy("federated", "bound at submission to the region with the lowest demand over supply", binds_early=True),
+        Policy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
+        Policy("fifo", "order of submission, no priority, no eviction", in_order=True, may_evict=False),
+    )
+}
+
+
+def policies(names: Iterable[str]) -> list[Policy]:
+    """Policies by name, each once; `all` is all of them.
+
+    Raises:
+        ConfigurationError: a name that is none.
+    """
+    out: dict[str, Policy] = {}
+    for name in names:
+        if name != "all" and name not in POLICIES:
+            raise ConfigurationError(f"--policy {name}: must be of {', '.join(POLICIES)}, all")
+        out.update(POLICIES if name == "all" else {name: POLICIES[name]})
+    return list(out.values())
+
+
+def split_by_cluster(machines: Machines) -> dict[str, tuple[MachineState, ...]]:
+    """The same machines with each cluster as a region of its own, named REGION/CLUSTER."""
+    out: dict[str, list[MachineState]] = {}
+    for region, states in machines.items():
+        for m in states:
+            out.setdefault(f"{region}/{m.cluster}", []).append(m)
+    return {place: tuple(states) for place, states in out.items()}
+
+
+def place_of(region: str, cluster: str, by_cluster: bool) -> str:
+    """The place that a cluster belongs to."""
+    return f"{region}/{cluster}" if by_cluster else region
+
+
+class Binding:
+    """Early binding: the place with the lowest demand over supply of the GPU type (MAST 5.6).
+
+    Demand is what workloads bound to a place hold or wait for, of the type; supply is what the place has of it. A
+    workload without GPUs goes by CPUs. Only places that could hold the gang if they were empty, and that its data
+    allows, are considered; of equal ones the first by name. A workload that no place could hold is bound to none.
+    """
+
+    def __init__(self, machines: Machines, by_cluster: bool) -> None:
+        self._hardware, self._by_cluster = Hardware(machines), by_cluster
+        self._supply: dict[tuple[str, str], int] = {}
+        for region, states in machines.items():
+            for m in states:
+                place = place_of(region, m.cluster, by_cluster)
+                for resource, amount in ((m.gpu_type, m.gpus), ("", m.cpus_milli)):
+                    if resource is not None:
+                        key = place, resource
+                        self._supply[key] = self._supply.get(key, 0) + amount
+        self._demand: dict[tuple[str, str], int] = {}
+        self._bound: dict[str, list[tuple[tuple[str, str], int]]] = {}
+
+    def bind(self, workload: Workload) -> str | None:
+        """Binds a workload at its submission; None: to no place.
+
+        Of several GPU types the first that some place offers decides.
+        """
+        allowed = None
+        for job in workload.jobs:
+            pairs = self._hardware.clusters_for(job)
+            places = {
+                place_of(region, cluster, self._by_cluster)
+                for region, cluster in pairs
+                if workload.regions is None or region in workload.regions
+            }
+            allowed = places if allowed is None else allowed & places
+        if not allowed:
+            return None
+        resource = next((t for job in workload.jobs if job.gpus for t in job.gpu_types), "")
+        for job in workload.jobs:
+            for gpu_type in job.gpu_types if job.gpus else ():
+                offering = {
+                    place_of(region, cluster, self._by_cluster)
+                    for region, cluster in self._hardware.clusters_for(replace(job, gpu_types=(gpu_type,)))
+                } & allowed
+                if offering:
+                    allowed, resource = offering, gpu_type
+                    break
+            else:
+                continue
+            break
+        place = min(allowed, key=lambda p: (self._rate(p, resource), p))
+        self.bound(workload, place, resource)
+        return place
+
+    def bound(self, workload: Workload, place: str, resource: str | None = None) -> None:
+        """A workload belongs to a place; `resource`: the GPU type by which it was chosen."""
+        amounts: dict[tuple[str, str], int] = {}
+        for job in workload.jobs:
+            key = place, (resource or job.gpu_types[0]) if job.gpus else ""
+            amounts[key] = amounts.get(key, 0) + (job.gpus or job.cpus_milli)
+        for key, amount in amounts.items():
+            self._demand[key] = self._demand.get(key, 0) + amount
+        self._bound[workload.id] = list(amounts.items())
+
+    def finished(self, workload: Workload) -> None:
+        """A workload asks for nothing any more."""
+        for key, amount in self._bound.pop(workload.id, ()):
+            self._demand[key] -= amount
+
+    def _rate(self, place: str, resource: str) -> float:
+        return self._demand.get((place, resource), 0) / self._supply[place, resource]

@@ -1,0 +1,80 @@
+"""The outcome of a run as one JSON object."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from simulation.meter import (
+    HOUR_S,
+    Hour,
+    Meter,
+    allocation_rate,
+    count,
+    miss_rate,
+    ratio,
+    saturated_allocation_rate,
+    table_keys,
+    wait_percentiles,
+)
+from simulation.trace.rows import BadRow
+
+_LOSSES = ("work", "eviction", "restart")
+
+
+def table(of: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
+    """`{quota status: {priority: value}}`; `all` stands for every status or priority."""
+    out: dict[str, dict[str, Any]] = {}
+    for quota, level in table_keys():
+        out.setdefault(quota, {})[level] = of(quota, level)
+    return out
+
+
+def figures(hour: Hour) -> dict[str, Any]:
+    """What is measured of an hour, or of all of them."""
+    return {
+        "allocation_rate": allocation_rate(hour),
+        "saturated_allocation_rate": saturated_allocation_rate(hour),
+        "objective_miss_rate": table(lambda q, level: miss_rate(hour, q, level)),
+        "waits": table(lambda q, level: wait_percentiles(hour, q, level)),
+        "preemptions": hour.preemptions,
+        "lost_gpu_hours": _gpu_h(sum(hour.lost_gpu_s.values())),
+    }
+
+
+def more(hour: Hour) -> dict[str, Any]:
+    """Numbers from which the figures come."""
+    return {
+        "objectives_judged": table(lambda q, level: count(hour.judged, q, level)),
+        "objectives_missed": table(lambda q, level: count(hour.missed, q, level)),
+        "held_gpu_hours": _gpu_h(hour.held_gpu_s),
+        "available_gpu_hours": _gpu_h(hour.supply_gpu_s),
+        "queued_gpu_hours": _gpu_h(hour.queued_gpu_s),
+        "saturated_gpu_hours": _gpu_h(hour.saturated_supply_gpu_s),
+        "demand_over_supply": ratio(hour.held_gpu_s + hour.queued_gpu_s, hour.supply_gpu_s),
+        "lost_gpu_hours_by": {what: _gpu_h(hour.lost_gpu_s.get(what, 0.0)) for what in _LOSSES},
+    }
+
+
+def by_column(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Objects of one shape as one object of lists."""
+    if not objects:
+        return {}
+    out: dict[str, Any] = {}
+    for key, value in objects[0].items():
+        column = [one[key] for one in objects]
+        out[key] = by_column(column) if isinstance(value, Mapping) else column
+    return out
+
+
+def hourly(meter: Meter, starts_s: float) -> dict[str, Any]:
+    """Lists with a value for each hour; the first begins at `starts_s`."""
+    hours = [{"start_s": starts_s + k * HOUR_S, **figures(hour), **more(hour)} for k, hour in enumerate(meter.hours)]
+    return by_column(hours)
+
+
+def bad_rows(bad: Sequence[BadRow]) -> list[dict[str, Any]]:
+    """Rows of the trace that were skipped."""
+    return [{"line": row.line, "column": row.column, "value": row.value, "right": row.right} for row in bad]
+
+
+def _gpu_h(gpu_s: float) -> float:
+    return round(gpu_s / 3600, 6)

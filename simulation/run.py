@@ -1,0 +1,121 @@
+"""Runs policies over a scenario, and says what came of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from auction.market import Options
+from domain.scheduling import CreditWeights
+from simulation import result
+from simulation.clock import Clock, Progress, World
+from simulation.engine import Engine, Production
+from simulation.meter import Meter
+from simulation.plain import Plain
+from simulation.policies import Policy, split_by_cluster
+from simulation.settings import Settings
+from simulation.stage import Happened
+from simulation.trace.rows import BadRow
+from simulation.workloads import Hardware, Workload
+from simulation.world import Held, Machines, TenantState
+
+ROUNDED_S = 3
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What all policies run over."""
+
+    machines: Machines
+    tenants: dict[str, TenantState]
+    workloads: Sequence[Workload]
+    settings: Settings
+    seed: int = 0
+    until_s: float = inf
+    measure_from_s: float = 0.0
+    measure_to_s: float = inf
+    starts_s: float = 0.0
+    """The simulation's 0 on the clock of the user: the trace's, or seconds since the snapshot."""
+    holding: dict[str, Held] = field(default_factory=dict)
+    bad: Sequence[BadRow] = ()
+    says: dict[str, Any] = field(default_factory=dict)
+    """What the JSON object says of where it comes from."""
+
+
+def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
+    """The decision packages, or (`plain`) their references, over a scenario's machines."""
+    s = scenario.settings
+    machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
+    weights = CreditWeights(s.w_age, s.age_cap_s, s.w_fair)
+    if plain:
+        return Plain(machines, weights, policy.may_evict)
+    options = Options(joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
+    return Production(machines, weights, options)
+
+
+@dataclass
+class Run:
+    """One policy's run over a scenario."""
+
+    scenario: Scenario
+    policy: Policy
+    plain: bool = False
+    follow: Callable[[Happened], None] | None = None
+    change: str | None = None
+    """What was changed against the unchanged run of the same policy."""
+    interrupted: bool = False
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        scenario = self.scenario
+        supply = Hardware(scenario.machines).supply
+        self.meter = Meter(supply, scenario.measure_from_s, scenario.measure_to_s)
+        world = World(
+            scenario.machines, scenario.tenants, scenario.workloads, scenario.settings, self.policy, scenario.seed,
+            scenario.until_s, scenario.holding,
+        )  # fmt: skip
+        self.engine = engine_for(scenario, self.policy, self.plain)
+        self.clock = Clock(world, self.engine, self.meter, self.follow)
+
+    def go(self, stop: Callable[[Progress], bool] | None = None) -> "Run":
+        """Runs to the end, or until `stop` says so: then it counts as interrupted."""
+        began_s = time.perf_counter()
+        self.interrupted = not self.clock.run(stop)
+        self.wall_s = time.perf_counter() - began_s
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome. All but `decisions_per_s` follows from the inputs and the seed."""
+        counts, progress, scenario = self.engine.counts(), self.clock.progress, self.scenario
+        asked = counts.negative_hits + counts.negative_misses
+        hardware = Hardware(scenario.machines)
+        never = [w.id for w in scenario.workloads if not all(hardware.regions_for(job) for job in w.jobs)]
+        return {
+            "policy": self.policy.name,
+            "seed": scenario.seed,
+            "workloads": progress.arrived,
+            "finished": progress.finished,
+            **result.figures(self.meter.total),
+            "decisions": counts.decisions,
+            "decisions_per_s": round(counts.decisions / self.wall_s, 1) if self.wall_s else None,
+            "negative_cache_hit_rate": result.ratio(counts.negative_hits, asked),
+            "hourly": result.hourly(self.meter, scenario.starts_s),
+            "run": {
+                "interrupted": self.interrupted,
+                "change": self.change,
+                "started_s": scenario.starts_s,
+                "ended_s": round(scenario.starts_s + progress.now_s, ROUNDED_S),
+                "simulated_s": round(progress.now_s, ROUNDED_S),
+                "events": progress.events,
+                "workloads_in_all": progress.workloads,
+                "queued_at_end": progress.queued,
+                "fit_nowhere": sorted(never),
+                "measured_from_s": scenario.starts_s + max(0.0, scenario.measure_from_s),
+                "measured_to_s": round(scenario.starts_s + min(progress.now_s, scenario.measure_to_s), ROUNDED_S),
+                "supply": self.meter.supply,
+                "bad_rows": result.bad_rows(scenario.bad),
+                **result.more(self.meter.total),
+                **scenario.says,
+            },
+        }

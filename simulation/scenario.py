@@ -1,0 +1,95 @@
+"""From files to a scenario: the fleet, the trace, what is drawn, and the span that is looked at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from infra.errors import ConfigurationError
+from simulation.errors import TraceError
+from simulation.fleet import SimulatedFleet, load_simulated_fleet
+from simulation.run import Scenario
+from simulation.settings import Settings, override
+from simulation.trace.reading import read_trace
+from simulation.trace.rows import BadRow, TraceRow, refuse_bad
+from simulation.workloads import Completion, scaled, sliced, started_at_s, tenants_of
+
+
+@dataclass(frozen=True)
+class Span:
+    """From and to, in seconds on the simulation's clock."""
+
+    from_s: float = 0.0
+    to_s: float = inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_s < self.to_s:
+            raise ConfigurationError(f"span {self.from_s:g}..{self.to_s:g}: must be from 0 on, and to later than from")
+
+
+EVERYTHING = Span()
+
+
+def load_rows(source: str, settings: Settings, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[TraceRow], list[BadRow]]:
+    """A trace's good rows and, where they may be skipped, its bad ones: also those of tenants or types that are none.
+
+    Raises:
+        TraceError: the trace cannot be read, has no good row, or has bad ones that may not be skipped.
+    """
+    trace = read_trace(source, settings.gpus_per_machine)
+    bad = list(trace.bad)
+    bad += Completion(fleet, settings, 0).unknown_types(trace.rows)
+    bad += tenants_of(fleet, trace.rows)[1]
+    bad.sort(key=lambda row: (row.line, row.column, row.value))
+    if not skip_bad:
+        refuse_bad(source, bad)
+    lines = {row.line for row in bad}
+    rows = [row for row in trace.rows if row.line not in lines]
+    if not rows:
+        raise TraceError(f"trace {source}: has no rows" + (f" but {len(bad)} bad ones" if bad else ""))
+    return rows, bad
+
+
+def from_trace(
+    fleet_path: Path,
+    source: str,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    skip_bad: bool = False,
+    params: Sequence[str] = (),
+    span: Span = EVERYTHING,
+    measured: Span = EVERYTHING,
+    until_s: float = inf,
+) -> Scenario:
+    """The scenario of a fleet file and a trace.
+
+    Times of `span`, `measured` and `until_s` count from the trace's first submission; the simulation's clock from the
+    start of the span. Quotas by rule look at the whole trace, whatever span of it is run.
+
+    Raises:
+        ConfigurationError: something in a file or an argument cannot be; it is named.
+    """
+    fleet = load_simulated_fleet(fleet_path)
+    settings = override(fleet.simulation, tuple(params))
+    if not 0 < scale < inf:
+        raise ConfigurationError(f"--scale {scale:g}: must be a number above 0")
+    rows, bad = load_rows(source, settings, fleet, skip_bad)
+    tenants, _ = tenants_of(fleet, rows)
+    first_s = started_at_s(rows)
+    zero_s = first_s + span.from_s
+    completion = Completion(fleet, settings, seed)
+    chosen = sliced(scaled(rows, scale, seed, settings.copy_jitter_s), zero_s, first_s + span.to_s)
+    return Scenario(
+        fleet.states(),
+        tenants,
+        [completion.workload(row, arrives_s, zero_s) for row, arrives_s in chosen],
+        settings,
+        seed,
+        until_s - span.from_s,
+        measured.from_s - span.from_s,
+        measured.to_s - span.from_s,
+        span.from_s,
+        bad=bad,
+        says={"scale": scale, "trace_rows": len(rows)},
+    )

@@ -1,0 +1,55 @@
+"""Tenants' use of the fleet averaged over a window: what the credit's fair share looks at (MAST expression 11)."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from domain.scheduling import TenantState
+
+
+class Shares:
+    """Integrals of what each tenant holds, and samples of them over the window."""
+
+    def __init__(self, tenants: Mapping[str, TenantState], gpus: int, cpus_milli: int, window_s: float) -> None:
+        self._tenants = dict(tenants)
+        self._fleet = gpus, cpus_milli
+        self._window_s = window_s
+        self._holds = {tenant: [0, 0] for tenant in tenants}
+        self._used = {tenant: [0.0, 0.0] for tenant in tenants}
+        """GPU-seconds and milli-core-seconds up to `_since_s`."""
+        self._since_s = dict.fromkeys(tenants, 0.0)
+        self._samples: deque[tuple[float, dict[str, tuple[float, float]]]] = deque()
+
+    def hold(self, now_s: float, tenant: str, gpus: int, cpus_milli: int) -> None:
+        """A tenant holds so much more from now on (less: below 0)."""
+        self._integrate(now_s, tenant)
+        self._holds[tenant][0] += gpus
+        self._holds[tenant][1] += cpus_milli
+
+    def _integrate(self, now_s: float, tenant: str) -> None:
+        span_s = now_s - self._since_s[tenant]
+        for k in (0, 1):
+            self._used[tenant][k] += self._holds[tenant][k] * span_s
+        self._since_s[tenant] = now_s
+
+    def tenants(self, now_s: float) -> Iterable[TenantState]:
+        """All tenants with their shares as of now.
+
+        The window begins at the last sample that is at least its length ago; a sample is taken at each call. Before
+        there is one, the time before the simulation counts as unused.
+        """
+        for tenant in self._tenants:
+            self._integrate(now_s, tenant)
+        used = {tenant: (pair[0], pair[1]) for tenant, pair in self._used.items()}
+        self._samples.append((now_s, used))
+        while len(self._samples) > 1 and self._samples[1][0] <= now_s - self._window_s:
+            self._samples.popleft()
+        from_s, before = self._samples[0]
+        span_s = max(self._window_s, now_s - from_s)
+        for name, tenant in self._tenants.items():
+            parts = [
+                (used[name][k] - (before[name][k] if now_s - from_s >= self._window_s else 0.0)) / span_s / amount
+                for k, amount in enumerate(self._fleet)
+                if amount
+            ]
+            yield replace(tenant, window_share=max(parts, default=0.0))

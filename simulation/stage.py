@@ -1,0 +1,236 @@
+"""What each event does: to the workload, to what is held, to what the decision packages and the meter know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
+from gms.columns import Change
+from simulation.draws import chance
+from simulation.engine import Engine
+from simulation.ledger import Ledger
+from simulation.lives import Life, Phase, gpus_of, numbered, types_asked
+from simulation.meter import Meter
+from simulation.policies import Binding, place_of, split_by_cluster
+from simulation.shares import Shares
+from simulation.world import Held, World
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One event, for those who want to follow a run."""
+
+    at_s: float
+    what: str
+    workload: str
+    place: str | None = None
+    detail: tuple[object, ...] = ()
+
+
+class Stage:
+    """The workloads of a run, and what holds for them now."""
+
+    def __init__(
+        self,
+        world: World,
+        engine: Engine,
+        meter: Meter,
+        later: Callable[[float, str, Life], None],
+        follow: Callable[[Happened], None] | None,
+    ) -> None:
+        self.world, self.settings, self.policy = world, world.settings, world.policy
+        self.engine, self.meter = engine, meter
+        self._later, self._follow = later, follow
+        machines = split_by_cluster(world.machines) if world.policy.by_cluster else world.machines
+        self.ledgers = {place: Ledger(states) for place, states in sorted(machines.items())}
+        self.lives = numbered(world.workloads)
+        self.queue: set[int] = set()
+        self.finished = 0
+        self.pending: list[Change[QueuedWorkload]] = []
+        """News for the queue since the last pass; as is `placed`."""
+        self.placed: list[Change[PlacedWorkload]] = []
+        self._types = {t: k for k, t in enumerate(meter.types)}
+        states = [m for place in machines.values() for m in place]
+        fleet = sum(m.gpus for m in states), sum(m.cpus_milli for m in states)
+        self.shares = Shares(world.tenants, *fleet, world.settings.fair_window_s)
+        self._binding = Binding(world.machines, world.policy.by_cluster) if world.policy.binds_early else None
+        self._cluster_of = {m.id: m.cluster for m in states}
+        self._count_held()
+
+    # ------------------------------------------------------------------------------------------------------------ events
+
+    def begin_holding(self, life: Life, held: Held) -> None:
+        """A workload that holds all its slots at the start."""
+        running = held.running
+        place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
+        life.place, life.rank, life.attempt, life.gpus = place, running.rank, 1, dict(held.gpus)
+        life.awarded_at_s = life.ready_at_s = running.started_at_s
+        life.phase = Phase.STARTING
+        if self._binding is not None:
+            life.only = frozenset((place,))
+            self._binding.bound(life.workload, place)
+        self.ledgers[place].hold(life.id, running.holdings, taken=True)
+        self.placed.append(life.placed(True))
+        self._hold(0.0, life, 1)
+        if held.works:
+            life.started_at_s, life.phase = running.started_at_s, Phase.RUNNING
+            self._later(max(0.0, life.remaining_s()), "FINISH", life)
+        else:
+            self._later(self._provisioning_s(life), "START", life)
+        self.tell(life)
+
+    def arrive(self, at_s: float, life: Life) -> None:
+        """A workload is submitted, or was in the queue at the start."""
+        w = life.workload
+        if self._binding is not None:
+            place = self._binding.bind(w)
+            life.only = frozenset(() if place is None else (place,))
+        elif w.regions is not None:
+            life.only = w.regions
+        self._wait(at_s, life)
+        self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
+
+    def award(self, at_s: float, life: Life, request: PlacementRequest, plan: Plan, rank: int) -> None:
+        """A workload has won a place; its victims are told."""
+        self._judge(at_s, life, at_s - life.waits_since_s)
+        self.meter.wait(at_s, life.workload.level, rank == 8, at_s - life.waits_since_s)
+        self._no_longer_queued(life)
+        life.phase, life.place, life.rank, life.gpus = Phase.PLACING, plan.region, rank, gpus_of(plan, request)
+        life.attempt += 1
+        life.turn += 1
+        life.awarded_at_s, life.started_at_s, life.checkpoints = at_s, -inf, 0
+        self.ledgers[plan.region].award(plan, request.jobs)
+        self._hold(at_s, life, 1)
+        self.placed.append(life.placed(True))
+        life.victims = {int(victim) for victim in plan.victims}
+        detail = tuple(job.machines for job in plan.jobs), plan.victims
+        self._say(at_s, "awarded", life, plan.region, detail)
+        for number in sorted(life.victims):
+            self._evict(at_s, self.lives[number], life)
+        if not life.victims:
+            self._ready(at_s, life)
+
+    def start(self, at_s: float, life: Life) -> None:
+        """Provisioned: it works now."""
+        if life.attempt > 1:
+            self.meter.restart(at_s, (at_s - life.ready_at_s) * life.workload.gpus)
+        life.phase, life.started_at_s = Phase.RUNNING, at_s
+        self._later(at_s + life.remaining_s(), "FINISH", life)
+        self.tell(life)
+        self._say(at_s, "started", life, life.place)
+
+    def finish(self, at_s: float, life: Life) -> None:
+        """All its work is done."""
+        life.done_s = life.workload.duration_s
+        life.phase = Phase.FINISHED
+        self.finished += 1
+        if self._binding is not None:
+            self._binding.finished(life.workload)
+        self._say(at_s, "finished", life, life.place)
+        self._release(at_s, life)
+
+    def leave(self, at_s: float, life: Life) -> None:
+        """Evicted: the last of its slots is given up, and it is in the queue again."""
+        evictor = life.evictor
+        self._release(at_s, life)
+        life.evictor, life.place = None, None
+        self._say(at_s, "left", life)
+        self._wait(life.waits_since_s, life)
+        assert evictor is not None
+        self.lives[evictor].victims.remove(life.number)
+        if not self.lives[evictor].victims:
+            self._ready(at_s, self.lives[evictor])
+
+    def run_out(self, at_s: float, life: Life) -> None:
+        """The time of its objective is over, and it is still queued."""
+        self._judge(at_s, life, inf)
+
+    def tell(self, life: Life) -> None:
+        """The regions learn what there is to know of a workload that holds all its slots."""
+        assert life.place is not None
+        holdings = self.ledgers[life.place].holdings(life.id)
+        self.engine.running(
+            life.place, life.holder(holdings, self.settings.checkpoint_interval_s, self.settings.min_runtime_s)
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- details
+
+    def _wait(self, since_s: float, life: Life) -> None:
+        life.phase, life.waits_since_s, life.judged = Phase.QUEUED, since_s, False
+        life.turn += 1
+        self.queue.add(life.number)
+        self.pending.append(life.queued(True))
+        self._ask(life, 1)
+        objective_s = self.settings.objective_s.get(life.workload.level)
+        if objective_s is not None:
+            self._later(since_s + objective_s, "OBJECTIVE", life)
+
+    def _no_longer_queued(self, life: Life) -> None:
+        self.queue.remove(life.number)
+        self.pending.append(life.queued(False))
+        self._ask(life, -1)
+
+    def _judge(self, at_s: float, life: Life, waited_s: float) -> None:
+        objective_s = self.settings.objective_s.get(life.workload.level)
+        if objective_s is not None and not life.judged:
+            life.judged = True
+            self.meter.judge(at_s, life.workload.level, life.over_quota, waited_s > objective_s)
+
+    def _ready(self, at_s: float, life: Life) -> None:
+        life.phase, life.ready_at_s = Phase.STARTING, at_s
+        self._later(at_s + self._provisioning_s(life), "START", life)
+        self.tell(life)
+
+    def _evict(self, at_s: float, victim: Life, evictor: Life) -> None:
+        w, s = victim.workload, self.settings
+        lost_s = 0.0
+        if victim.phase == Phase.RUNNING:
+            worked_s = at_s - victim.started_at_s
+            saved_s = victim.checkpoints_at(at_s, s.checkpoint_interval_s) * s.checkpoint_interval_s
+            if chance(self.world.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
+                saved_s = worked_s
+            victim.done_s += saved_s
+            lost_s = worked_s - saved_s
+        elif s.provisioning_p50_s and victim.attempt > 1:
+            self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
+        self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus)
+        victim.phase, victim.evictor, victim.waits_since_s = Phase.EVICTING, evictor.number, at_s
+        victim.turn += 1
+        victim.enemies.add(evictor.id)
+        self._later(at_s + s.eviction_s, "LEAVE", victim)
+        self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
+
+    def _release(self, at_s: float, life: Life) -> None:
+        assert life.place is not None
+        self._hold(at_s, life, -1, count=False)
+        self.placed.append(life.placed(False))
+        self.ledgers[life.place].leave(life.id)
+        self.engine.leave(life.place, life.id)
+        self._count_held()
+
+    def _hold(self, at_s: float, life: Life, sign: int, count: bool = True) -> None:
+        w = life.workload
+        self.shares.hold(at_s, w.tenant, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
+        if count:
+            self._count_held()
+
+    def _count_held(self) -> None:
+        meter = self.meter
+        for k, gpu_type in enumerate(meter.types):
+            free = sum(ledger.free_gpus.get(gpu_type, 0) for ledger in self.ledgers.values())
+            meter.held[k] = meter.supply[gpu_type] - free
+
+    def _ask(self, life: Life, sign: int) -> None:
+        self.meter.queued_gpus += sign * life.workload.gpus
+        for gpu_type, slots in types_asked(life.workload).items():
+            if gpu_type in self._types:
+                self.meter.queued[self._types[gpu_type]] += sign * slots
+
+    def _provisioning_s(self, life: Life) -> float:
+        at = chance(self.world.seed, "provisioning", f"{life.workload.id}\0{life.attempt}")
+        return self.settings.provisioning_s(at)
+
+    def _say(self, at_s: float, what: str, life: Life, place: str | None = None, detail: tuple[object, ...] = ()) -> None:
+        if self._follow is not None:
+            self._follow(Happened(at_s, what, life.workload.id, place, detail))
+

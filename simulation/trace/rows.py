@@ -1,0 +1,174 @@
+"""One row of a trace, and the checks that every reader's values go through."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil, isfinite
+from typing import TypeVar
+
+from domain.units import parse_size_bytes
+from simulation.errors import TraceError
+
+T = TypeVar("T")
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """A past workload: one job of identical tasks. None: the trace does not say, and it is drawn."""
+
+    workload_id: str
+    submit_s: float
+    """Seconds on the trace's own clock."""
+    tenant: str
+    priority: int | None
+    duration_s: float
+    """Of work, without waiting and provisioning."""
+    tasks: int
+    gpus_per_task: int
+    gpu_types: tuple[str, ...] | None
+    """Most preferred first."""
+    cpus_milli_per_task: int | None
+    memory_bytes_per_task: int | None
+    tables: tuple[str, ...] | None
+    """The data that it reads; (): none."""
+    line: int = 0
+    """Where it is in its file, counted from 1."""
+
+    @property
+    def gpus(self) -> int:
+        """GPU slots of the whole gang."""
+        return self.tasks * self.gpus_per_task
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What is wrong with a row."""
+
+    line: int
+    column: str
+    value: str
+    right: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.column}: {self.value!r}: {self.right}"
+
+
+@dataclass
+class Trace:
+    """What a reader found: rows in the order of (submit_s, workload_id), and the bad ones."""
+
+    rows: list[TraceRow] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+
+
+class Wrong(Exception):
+    """A value that cannot be."""
+
+    def __init__(self, column: str, value: object, right: str) -> None:
+        super().__init__(column)
+        self.column, self.value, self.right = column, value, right
+
+
+Cells = Mapping[str, object]
+
+
+def collect(lines: Iterable[tuple[int, Cells]], read: Callable[[int, Cells], TraceRow]) -> Trace:
+    """Reads each (line number, cells); a row with a bad value, or an id that was there before, is noted as bad."""
+    trace = Trace()
+    seen: dict[str, int] = {}
+    for number, cells in lines:
+        try:
+            row = read(number, cells)
+            if row.workload_id in seen:
+                before = seen[row.workload_id]
+                raise Wrong("workload_id", row.workload_id, f"must be named once; line {before} has it too")
+        except Wrong as wrong:
+            trace.bad.append(BadRow(number, wrong.column, str(wrong.value), wrong.right))
+            continue
+        seen[row.workload_id] = number
+        trace.rows.append(row)
+    trace.rows.sort(key=lambda row: (row.submit_s, row.workload_id))
+    return trace
+
+
+def refuse_bad(path: str, bad: list[BadRow]) -> None:
+    """Raises for bad rows.
+
+    Raises:
+        TraceError: there are some; the first ones are named.
+    """
+    if bad:
+        shown = "".join(f"\n  {row}" for row in bad[:_SHOWN])
+        more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        raise TraceError(f"trace {path}: {len(bad)} bad rows (`--bad-rows skip` leaves them out):{shown}{more}")
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+def text(cells: Cells, column: str) -> str:
+    """A text that is there."""
+    value = cells.get(column)
+    if value is None or not str(value).strip():
+        raise Wrong(column, "" if value is None else value, "must not be empty")
+    return str(value).strip()
+
+
+def number(cells: Cells, column: str, least: float = 0.0) -> float:
+    """A finite number of at least `least`."""
+    right = f"must be a number of at least {least:g}"
+    try:
+        value = float(text(cells, column))
+    except ValueError:
+        raise Wrong(column, cells[column], right) from None
+    if not isfinite(value) or value < least:
+        raise Wrong(column, cells[column], right)
+    return value
+
+
+def whole(cells: Cells, column: str, least: int = 0, most: int = 1 << 40) -> int:
+    """A whole number of at least `least`; `2.0` is one."""
+    value = number(cells, column, least)
+    if value != int(value) or value > most:
+        raise Wrong(column, cells[column], f"must be a whole number from {least} to {most}")
+    return int(value)
+
+
+def maybe(read: Callable[[Cells, str], T], cells: Cells, column: str) -> T | None:
+    """What `read` makes of the value, or None where there is none."""
+    value = cells.get(column)
+    return None if value is None or not str(value).strip() else read(cells, column)
+
+
+def names(cells: Cells, column: str) -> tuple[str, ...]:
+    """Names with `|` between them; `-` is none at all."""
+    parts = tuple(part.strip() for part in text(cells, column).split("|"))
+    if parts == ("-",):
+        return ()
+    if not all(parts) or len(set(parts)) != len(parts):
+        raise Wrong(column, cells[column], "must be different names with | between them")
+    return parts
+
+
+def size_bytes(cells: Cells, column: str) -> int:
+    """A number of bytes, or a size such as 16GiB."""
+    value = text(cells, column)
+    try:
+        return parse_size_bytes(value.removesuffix(".0"))
+    except ValueError as error:
+        raise Wrong(column, value, str(error)) from None
+
+
+def level(cells: Cells, column: str) -> int:
+    """A priority level."""
+    return whole(cells, column, 1, 7)
+
+
+def tasks_of(gpus: int, per_machine: int) -> tuple[int, int]:
+    """(tasks, GPUs of each) for a gang of which only the GPUs are known.
+
+    Up to a machine's GPUs: one task. More: as few tasks as machines can hold, of equal size, rounded up where that
+    does not divide: 12 of 8 are 2 tasks of 6.
+    """
+    tasks = max(1, ceil(gpus / per_machine))
+    return tasks, ceil(gpus / tasks)

@@ -1,0 +1,30 @@
+"""The simulator on the decision packages does what it does on the plain references."""
+
+import pytest
+
+from simulation.policies import POLICIES
+from simulation.settings import Settings
+from tests.simulation.worlds import happenings, random_scenario
+
+QUICK = Settings(provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5)
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"global-joint"}))
+@pytest.mark.parametrize("seed", range(6))
+def test_both_engines_do_the_same(policy: str, seed: int) -> None:
+    """Every event of a run, with its time, place and machines, is the same on columns and on the references."""
+    scene = random_scenario(seed, QUICK)
+    fast, seen = happenings(scene, policy)
+    plain, expected = happenings(scene, policy, plain=True)
+    assert seen == expected
+    assert fast.meter.total == plain.meter.total
+    assert fast.clock.progress == plain.clock.progress
+    assert fast.clock.progress.finished > 20
+
+
+def test_random_scenarios_evict_and_refuse() -> None:
+    """What the engines are compared on has evictions, over-quota workloads and ones that wait."""
+    outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in range(6)]
+    assert sum(run.meter.total.preemptions for run in outcomes) > 20
+    assert any(over and count for run in outcomes for (_, over), count in run.meter.total.judged.items())
+    assert any(wait > 60 for run in outcomes for waits in run.meter.total.waits_s.values() for wait in waits)

@@ -1,0 +1,110 @@
+"""Small fleets and workloads for the simulator's tests."""
+
+import random
+from dataclasses import replace
+from math import inf
+
+from domain.scheduling import JobRequest, MachineState, TenantState
+from simulation.policies import POLICIES
+from simulation.run import Run, Scenario
+from simulation.settings import Settings
+from simulation.stage import Happened
+from simulation.workloads import Workload
+
+GIB = 1 << 30
+SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100)
+"""Nothing is provisioned, and passes follow changes within a second: arithmetic that can be done by hand."""
+
+
+def machines(region: str, count: int, gpu_type: str = "a100", cluster: str = "c1", gpus: int = 8) -> list[MachineState]:
+    """Free machines of one kind, each with 8 cores and 64 GiB for a GPU."""
+    cpus, memory = 8000 * gpus, 64 * GIB * gpus
+    return [
+        MachineState(f"{region}/{cluster}/{gpu_type}-{k:03d}", cluster, f"r{k % 2}", gpu_type, gpus, gpus, cpus, memory, cpus, memory)
+        for k in range(count)
+    ]
+
+
+def workload(
+    name: str,
+    gpus: int = 8,
+    submit_s: float = 0.0,
+    duration_s: float = 1000.0,
+    level: int = 4,
+    tenant: str = "vision",
+    types: tuple[str, ...] = ("a100",),
+    tasks: int = 1,
+    regions: frozenset[str] | None = None,
+) -> Workload:
+    """One job of equal tasks."""
+    job = JobRequest("main", tasks, gpus, types if gpus else (), 1000 * max(1, gpus), GIB)
+    return Workload(name, tenant, level, submit_s, submit_s, duration_s, (job,), regions)
+
+
+def tenant(name: str, level: int = 1, **quota: int) -> TenantState:
+    """A tenant with a quota of slots by type and no limit on CPUs."""
+    return TenantState(name, level, quota, None, 0.0)
+
+
+def scenario(
+    states: list[MachineState],
+    workloads: list[Workload],
+    tenants: list[TenantState] | None = None,
+    settings: Settings = SURE,
+    **more: object,
+) -> Scenario:
+    """A scenario; without tenants `vision` may use 1000 slots of everything."""
+    by_region: dict[str, list[MachineState]] = {}
+    for m in states:
+        by_region.setdefault(m.id.split("/")[0], []).append(m)
+    named = tenants or [tenant("vision", a100=1000, v100=1000)]
+    return Scenario(
+        {region: tuple(found) for region, found in by_region.items()},
+        {t.name: t for t in named},
+        workloads,
+        settings,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def happenings(scene: Scenario, policy: str = "global", plain: bool = False) -> tuple[Run, list[Happened]]:
+    """A run to its end, and all that happened."""
+    seen: list[Happened] = []
+    run = Run(scene, POLICIES[policy], plain=plain, follow=seen.append)
+    run.go()
+    for ledger in run.clock.stage.ledgers.values():
+        ledger.check()
+    return run, seen
+
+
+def when(seen: list[Happened], what: str) -> dict[str, float]:
+    """Workload to the last time that something happened to it."""
+    return {one.workload: one.at_s for one in seen if one.what == what}
+
+
+def where(seen: list[Happened]) -> dict[str, str]:
+    """Workload to the region of its last award."""
+    return {one.workload: str(one.place) for one in seen if one.what == "awarded"}
+
+
+def random_scenario(seed: int, settings: Settings = Settings(), count: int = 120) -> Scenario:
+    """Two or three uneven regions, three tenants short of quota, and more work than fits."""
+    chance = random.Random(seed)
+    states: list[MachineState] = []
+    for region in ("east", "north", "west")[: chance.randint(2, 3)]:
+        for gpu_type in ("a100", "v100"):
+            for cluster in ("c1", "c2"):
+                states += machines(region, chance.randint(0, 3), gpu_type, cluster)
+    states += machines("east", 2)
+    tenants = [tenant(name, chance.choice((1, 1, 2, 4)), a100=24, v100=16) for name in ("nlp", "speech", "vision")]
+    work = []
+    for k in range(count):
+        gpus = chance.choice((0, 1, 1, 2, 4, 8))
+        types = tuple(chance.sample(("a100", "v100"), chance.randint(1, 2)))
+        regions = frozenset(chance.sample(("east", "north", "west"), 2)) if chance.random() < 0.3 else None
+        one = workload(
+            f"w{k}", gpus, chance.randint(0, 4000), chance.choice((60, 600, 3000)), chance.randint(1, 7),
+            chance.choice(("nlp", "speech", "vision")), types, chance.choice((1, 1, 2, 3)) if gpus == 8 else 1, regions,
+        )  # fmt: skip
+        work.append(replace(one, max_runtime_s=inf))
+    return scenario(states, work, tenants, settings, seed=seed)
