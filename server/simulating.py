@@ -258,7 +258,12 @@ def _live(
     cases = [Case(live_scenario(live, settings, seed, until_s, measured))]
     if changes or drains:
         changed = change(live, changes, drains)
-        cases.append(Case(live_scenario(changed, settings, seed, until_s, measured), ", ".join((*changes, *(f"drain {r}" for r in drains)))))
+        cases.append(
+            Case(
+                live_scenario(changed, settings, seed, until_s, measured),
+                ", ".join((*changes, *(f"drain {r}" for r in drains))),
+            )
+        )
     return cases
 
 
@@ -269,7 +274,9 @@ def _time_s(option: str, text: str | None, absent: float) -> float:
     try:
         value = float(text) if text.replace(".", "", 1).isdigit() else parse_duration_s(text)
     except ValueError:
-        raise ConfigurationError(f"{option} {text}: must be a number of seconds, or a duration such as 40d or 12h30m") from None
+        raise ConfigurationError(
+            f"{option} {text}: must be a number of seconds, or a duration such as 40d or 12h30m"
+        ) from None
     return value
 
 

@@ -1,3 +1,172 @@
-def load_live(p): raise NotImplementedError
-def live_scenario(*a): raise NotImplementedError
-def change(*a): raise NotImplementedError
+"""Tomorrow from today: a snapshot of the live system as a scenario, with a change or without."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from math import erf, exp, inf, log, sqrt
+from pathlib import Path
+from statistics import NormalDist
+
+from pydantic import ValidationError
+
+from domain.live import LiveSnapshot, LiveWorkload
+from domain.priority import OVER_QUOTA_RANK
+from domain.scheduling import Holding, JobRequest, MachineState, RunningWorkload, TenantState
+from infra.errors import ConfigurationError
+from simulation.draws import chance
+from simulation.ledger import NOTHING, Amounts, plus
+from simulation.run import Scenario
+from simulation.scenario import EVERYTHING, Span
+from simulation.settings import Settings, fit_lognormal, problems
+from simulation.workloads import Workload
+from simulation.world import Held
+
+_QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
+_MU, _SIGMA = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
+"""How long GPU workloads run (MAST 5.1): P50, P90 and P99."""
+_NORMAL = NormalDist()
+_LEAST_S = 1.0
+
+
+def load_live(path: Path) -> LiveSnapshot:
+    """The snapshot in a file that `mizzen export` wrote.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is none; every problem is named.
+    """
+    try:
+        return LiveSnapshot.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"snapshot {path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigurationError(f"snapshot {path}: " + "; ".join(problems(error)[:10])) from None
+
+
+def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str]) -> LiveSnapshot:
+    """The snapshot with other quotas (`quota.TENANT.TYPE=SLOTS`) and without some regions' machines.
+
+    What ran in a drained region is in the queue again.
+
+    Raises:
+        ConfigurationError: an assignment that is none, or a tenant, GPU type or region that is not there.
+    """
+    tenants = {tenant.name: tenant for tenant in live.tenants}
+    types = sorted({m.gpu_type for m in live.machines if m.gpu_type})
+    for assignment in assignments:
+        match = _QUOTA.fullmatch(assignment)
+        if match is None or not match["slots"].isdigit():
+            raise ConfigurationError(
+                f"--set {assignment}: must be quota.TENANT.TYPE=SLOTS, such as quota.vision.a100=256"
+            )
+        if match["tenant"] not in tenants:
+            raise ConfigurationError(f"--set {assignment}: tenant {match['tenant']!r}: must be of {', '.join(tenants)}")
+        if match["type"] not in types:
+            raise ConfigurationError(f"--set {assignment}: GPU type {match['type']!r}: must be of {', '.join(types)}")
+        tenant = tenants[match["tenant"]]
+        quota = {**tenant.quota_gpus, match["type"]: int(match["slots"])}
+        tenants[tenant.name] = tenant.model_copy(update={"quota_gpus": quota})
+    regions = sorted({m.region for m in live.machines})
+    gone = set(drained)
+    for region in sorted(gone):
+        if region not in regions:
+            raise ConfigurationError(f"--drain {region}: must be of {', '.join(regions)}")
+    if gone == set(regions):
+        raise ConfigurationError(f"--drain {', '.join(sorted(gone))}: no region would be left")
+    workloads = tuple(
+        w.model_copy(update={"placement": None}) if w.placement is not None and w.placement.region in gone else w
+        for w in live.workloads
+    )
+    machines = tuple(m for m in live.machines if m.region not in gone)
+    update = {"tenants": tuple(tenants.values()), "machines": machines, "workloads": workloads}
+    return live.model_copy(update=update)
+
+
+def live_scenario(
+    live: LiveSnapshot, settings: Settings, seed: int, until_s: float = inf, measured: Span = EVERYTHING
+) -> Scenario:
+    """The scenario that starts with a snapshot. 0 on its clock is when the snapshot was taken.
+
+    How long a workload will still work is what is left of its maximum runtime where it has one. Else its duration is
+    drawn from MAST's distribution for GPU workloads (5.1: P50, P90 and P99 of 20 minutes, 6.7 and 66 hours; lognormal),
+    given that it is longer than it ran so far. What runs is taken to have saved a checkpoint every interval. Held
+    workloads stay where they are and are left out. Slots that were promised count as handed over, and victims on their
+    way out as gone.
+
+    Raises:
+        ConfigurationError: what the snapshot says does not fit together.
+    """
+    zero_s = live.taken_at.timestamp()
+    tenants = {t.name: TenantState(t.name, t.level, t.quota_gpus, t.quota_cpus_milli, 0.0) for t in live.tenants}
+    workloads, holding = [], {}
+    taken: dict[str, Amounts] = defaultdict(lambda: NOTHING)
+    known = {m.id for m in live.machines}
+    for w in live.workloads:
+        if w.held and w.placement is None:
+            continue
+        if w.tenant not in tenants:
+            raise ConfigurationError(f"snapshot: workload {w.id}: tenant {w.tenant!r} is none of its tenants")
+        workloads.append(_workload(w, zero_s, seed, tenants[w.tenant].level))
+        if w.placement is not None:
+            held = _held(w, zero_s, known)
+            if held is None:
+                continue
+            holding[w.id] = held
+            for h in held.running.holdings:
+                taken[h.machine] = plus(taken[h.machine], (h.gpus, h.cpus_milli, h.memory_bytes))
+    return Scenario(
+        _machines(live, taken), tenants, workloads, settings, seed, until_s, measured.from_s, measured.to_s,
+        holding=holding, says={"taken_at": live.taken_at.isoformat(), "held_back": _held_back(live.workloads)},
+    )  # fmt: skip
+
+
+def _held_back(workloads: Sequence[LiveWorkload]) -> list[str]:
+    return sorted(w.id for w in workloads if w.held and w.placement is None)
+
+
+def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> Workload:
+    jobs = tuple(
+        JobRequest(j.name, j.tasks, j.gpus_per_task, j.gpu_types, j.cpus_milli_per_task, j.memory_bytes_per_task)
+        for j in w.jobs
+    )
+    left_s = inf if w.max_runtime_s is None else max(_LEAST_S, w.max_runtime_s - w.ran_s)
+    work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
+    if w.placement is not None and w.placement.started_at is not None:
+        work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # What this attempt has done already.
+    return Workload(
+        w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() - zero_s, 0.0, work_s, jobs,
+        None if w.regions is None else frozenset(w.regions), left_s,
+    )  # fmt: skip
+
+
+def remaining_after_s(ran_s: float, at: float) -> float:
+    """The quantile `at` of how much longer a GPU workload works that has worked for `ran_s` (MAST 5.1)."""
+    below = 0.5 * (1 + erf((log(ran_s) - _MU) / _SIGMA / sqrt(2))) if ran_s > 0 else 0.0
+    quantile = min(below + at * (1 - below), 1 - 1e-12)
+    return max(_LEAST_S, exp(_MU + _SIGMA * _NORMAL.inv_cdf(quantile)) - ran_s)
+
+
+def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> Held | None:
+    """What it holds on machines that are there; None: nothing."""
+    placement = w.placement
+    assert placement is not None
+    holdings = tuple(
+        Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes) for h in placement.holdings if h.machine in known
+    )
+    if not holdings:
+        return None
+    began = placement.started_at or placement.awarded_at
+    running = RunningWorkload(w.id, OVER_QUOTA_RANK, began.timestamp() - zero_s, holdings, None)
+    return Held(running, placement.region, placement.gpus, placement.started_at is not None)
+
+
+def _machines(live: LiveSnapshot, taken: dict[str, Amounts]) -> dict[str, tuple[MachineState, ...]]:
+    out: dict[str, list[MachineState]] = defaultdict(list)
+    for m in live.machines:
+        gpus, cpus, memory = taken[m.id]
+        free = m.gpus - gpus, m.cpus_milli - cpus, m.memory_bytes - memory
+        if min(free) < 0:
+            raise ConfigurationError(f"snapshot: machine {m.id}: its workloads hold more than it has")
+        out[m.region].append(
+            MachineState(m.id, m.cluster, m.rack, m.gpu_type, m.gpus, *free, m.cpus_milli, m.memory_bytes)
+        )
+    return {region: tuple(states) for region, states in out.items()}

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import floor, inf
+from math import inf
 
-from domain.scheduling import Holding, PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, RunningWorkload
+from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
 from gms.columns import Change
 from simulation.engine import id_of
 from simulation.workloads import Workload
@@ -23,9 +23,6 @@ class Phase(IntEnum):
     RUNNING = 4
     EVICTING = 5
     FINISHED = 6
-
-
-HOLDS_ALL = frozenset({Phase.STARTING, Phase.RUNNING})
 
 
 @dataclass
@@ -46,15 +43,11 @@ class Life:
     """Submission, or the notice of its last eviction."""
     judged: bool = False
     """Whether this wait was judged by its objective."""
-    over_quota: bool = False
-    rank: int = 8
     awarded_at_s: float = -inf
     ready_at_s: float = -inf
     started_at_s: float = -inf
     done_s: float = 0.0
     """Work that is safe: done before this attempt."""
-    checkpoints: int = 0
-    """Periodic ones of this attempt that the regions know of."""
     gpus: dict[str, int] = field(default_factory=dict)
     """GPU type to slots that it was awarded."""
     victims: set[int] = field(default_factory=set)
@@ -72,10 +65,6 @@ class Life:
         """Work that is left at the start of an attempt."""
         return max(0.0, self.workload.duration_s - self.done_s)
 
-    def checkpoints_at(self, now_s: float, interval_s: float) -> int:
-        """How many periodic checkpoints this attempt has made."""
-        return floor((now_s - self.started_at_s) / interval_s) if self.phase == Phase.RUNNING else 0
-
     def queued(self, now: bool) -> Change[QueuedWorkload]:
         """News for the queue: it waits, or no more."""
         w = self.workload
@@ -88,22 +77,6 @@ class Life:
         cpus = sum(job.cpus_milli for job in w.jobs)
         value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, self.gpus, cpus, w.level) if now else None
         return Change(self.awarded_at_s, self.id, value)
-
-    def holder(self, holdings: tuple[Holding, ...], interval_s: float, min_runtime_s: float) -> RunningWorkload:
-        """What a region knows of it while it holds all its slots."""
-        started_s = max(self.awarded_at_s, self.started_at_s)
-        saved_s = self.started_at_s + self.checkpoints * interval_s if self.checkpoints else None
-        return RunningWorkload(
-            self.id,
-            self.rank,
-            started_s,
-            holdings,
-            saved_s,
-            evictable=self.phase in HOLDS_ALL,
-            protected_until_s=started_s + min_runtime_s if min_runtime_s else -inf,
-            attempt=self.attempt,
-            ends_by_s=self.ready_at_s + self.workload.max_runtime_s,
-        )
 
 
 def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:

@@ -5,12 +5,12 @@ from math import inf
 
 import numpy as np
 import numpy.typing as npt
-
 from auction.entry import Entry
+
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.engine import Standing
-from simulation.lives import HOLDS_ALL, Life
+from simulation.lives import Life
 from simulation.stage import Stage
 
 
@@ -27,7 +27,6 @@ class Passes:
         """Whether something happened since the last pass."""
         self._last_s = -inf
         self._shares_s = -inf
-        self._places: dict[frozenset[str] | None, int] = {}
 
     def due_s(self) -> float:
         """When the next pass is; infinity: not before something happens."""
@@ -56,21 +55,18 @@ class Passes:
         stage.engine.change(stage.pending, stage.placed)
         stage.pending, stage.placed = [], []
         standing = stage.engine.scan(now_s)
-        for number, rank in zip(standing.order.tolist(), standing.rank.tolist(), strict=True):
-            stage.lives[number].over_quota = rank == OVER_QUOTA_RANK
+        stage.board.over_quota[standing.order] = standing.rank == OVER_QUOTA_RANK
         return standing
 
     def _renew(self, now_s: float, standing: Standing) -> None:
         """The regions learn of new ranks and checkpoints."""
-        stage, interval_s = self._stage, self._settings.checkpoint_interval_s
-        for number, rank in zip(standing.placed.tolist(), standing.placed_rank.tolist(), strict=True):
-            life = stage.lives[number]
-            if life.phase not in HOLDS_ALL:
-                continue
-            checkpoints = life.checkpoints_at(now_s, interval_s)
-            if rank != life.rank or checkpoints != life.checkpoints:
-                life.rank, life.checkpoints = rank, checkpoints
-                stage.tell(life)
+        board, numbers = self._stage.board, standing.placed
+        made = board.checkpoints_at(numbers, now_s, self._settings.checkpoint_interval_s)
+        new = (standing.placed_rank != board.rank[numbers]) | (made != board.checkpoints[numbers])
+        new &= board.holds_all[numbers]
+        board.rank[numbers[new]], board.checkpoints[numbers[new]] = standing.placed_rank[new], made[new]
+        for number in numbers[new].tolist():
+            self._stage.tell(self._stage.lives[number])
 
     def _by_rank(self, now_s: float, standing: Standing) -> None:
         keys = self._keys(standing)
@@ -87,10 +83,8 @@ class Passes:
 
     def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
         """By place in the queue: equal where rank, gang and places are."""
-        lives = self._stage.lives
-        places = [self._places.setdefault(lives[n].only, len(self._places)) for n in standing.order.tolist()]
-        keys: npt.NDArray[np.int64] = (standing.gang * 9 + standing.rank) * (1 << 24) + np.array(places, np.int64)
-        return keys
+        keys: npt.NDArray[np.int64] = (standing.gang * 9 + standing.rank) << 24
+        return keys + self._stage.board.places[standing.order]
 
     def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> list[int]:
         """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too."""
@@ -106,15 +100,14 @@ class Passes:
             )
             request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies))
             waited_s = now_s - life.waits_since_s
-            entries.append(
-                Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s)
-            )
+            entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
             lives.append(life)
         refused = []
-        for place, life, entry, outcome in zip(batch.tolist(), lives, entries, stage.engine.place(entries), strict=True):
+        for place, life, entry, outcome in zip(
+            batch.tolist(), lives, entries, stage.engine.place(entries), strict=True
+        ):
             if outcome.plan is not None:
                 stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
             elif not life.enemies and entry.request.jobs == life.workload.jobs:
                 refused.append(place)
         return refused
-

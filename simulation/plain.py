@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from auction.entry import Entry, Outcome
 
 import gms.reference
 import rms.reference
-from auction.entry import Entry, Outcome
 from domain.scheduling import (
     CreditWeights,
     MachineState,
@@ -19,7 +19,8 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
-from gms.columns import Change
+from gms.columns import Change, W
+from rms.compare import best
 from simulation.engine import Counts, Standing
 from simulation.ledger import Ledger
 
@@ -48,8 +49,8 @@ class Plain:
         """News of the queue."""
         for change in pending:
             _put(self._pending, change)
-        for change in placed:  # type: ignore[assignment]
-            _put(self._placed, change)  # type: ignore[misc]
+        for news in placed:
+            _put(self._placed, news)
 
     def scan(self, now_s: float) -> Standing:
         """Ranks everything."""
@@ -81,12 +82,11 @@ class Plain:
             if entry.regions is None or region in entry.regions:
                 bids.append(rms.reference.bid(self._snapshot(region), entry.request))
                 self._counts.negative_misses += 1
-        won = min((bid for bid in bids if bid.plan is not None), key=lambda bid: bid.plan.key, default=None)
-        if won is None:
+        plan = best(bid.plan for bid in bids if bid.plan is not None)
+        if plan is None:
             return Outcome(entry.request.workload, None, tuple(reason for bid in bids for reason in bid.reasons))
-        assert won.plan is not None
-        self._award(won.plan, entry)
-        return Outcome(entry.request.workload, won, ())
+        self._award(plan, entry)
+        return Outcome(entry.request.workload, next(bid for bid in bids if bid.plan is plan), ())
 
     def _snapshot(self, region: str) -> RegionSnapshot:
         ledger = self._ledgers[region]
@@ -121,7 +121,7 @@ class Plain:
         return self._counts
 
 
-def _put(into: dict[str, QueuedWorkload], change: Change[QueuedWorkload]) -> None:
+def _put(into: dict[str, W], change: Change[W]) -> None:
     if change.now is None:
         into.pop(change.id, None)
     else:

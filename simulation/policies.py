@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from domain.scheduling import MachineState
+from domain.scheduling import JobRequest, MachineState
 from infra.errors import ConfigurationError
 from simulation.workloads import Hardware, Workload
 
@@ -90,38 +90,36 @@ class Binding:
     def bind(self, workload: Workload) -> str | None:
         """Binds a workload at its submission; None: to no place.
 
-        Of several GPU types the first that some place offers decides.
+        Of several GPU types the first that an allowed place offers decides; of several jobs the first with GPUs.
         """
-        allowed = None
-        for job in workload.jobs:
-            pairs = self._hardware.clusters_for(job)
-            places = {
-                place_of(region, cluster, self._by_cluster)
-                for region, cluster in pairs
-                if workload.regions is None or region in workload.regions
-            }
-            allowed = places if allowed is None else allowed & places
+        allowed = self._places_for(workload, workload.jobs)
         if not allowed:
             return None
-        resource = next((t for job in workload.jobs if job.gpus for t in job.gpu_types), "")
-        for job in workload.jobs:
-            for gpu_type in job.gpu_types if job.gpus else ():
-                offering = {
-                    place_of(region, cluster, self._by_cluster)
-                    for region, cluster in self._hardware.clusters_for(replace(job, gpu_types=(gpu_type,)))
-                } & allowed
-                if offering:
-                    allowed, resource = offering, gpu_type
-                    break
-            else:
-                continue
-            break
+        resource = ""
+        with_gpus = [job for job in workload.jobs if job.gpus][:1]
+        for one in (replace(job, gpu_types=(gpu_type,)) for job in with_gpus for gpu_type in job.gpu_types):
+            offering = allowed & self._places_for(workload, (one,))
+            if offering:
+                allowed, resource = offering, one.gpu_types[0]
+                break
         place = min(allowed, key=lambda p: (self._rate(p, resource), p))
         self.bound(workload, place, resource)
         return place
 
-    def bound(self, workload: Workload, place: str, resource: str | None = None) -> None:
-        """A workload belongs to a place; `resource`: the GPU type by which it was chosen."""
+    def _places_for(self, workload: Workload, jobs: Iterable[JobRequest]) -> set[str]:
+        """The places that could hold each of the jobs, and where the workload may be."""
+        sets = [
+            {
+                place_of(region, cluster, self._by_cluster)
+                for region, cluster in self._hardware.clusters_for(job)
+                if workload.regions is None or region in workload.regions
+            }
+            for job in jobs
+        ]
+        return set.intersection(*sets)
+
+    def bound(self, workload: Workload, place: str, resource: str = "") -> None:
+        """A workload belongs to a place; `resource`: the GPU type by which it was chosen, else its jobs' first ones."""
         amounts: dict[tuple[str, str], int] = {}
         for job in workload.jobs:
             key = place, (resource or job.gpu_types[0]) if job.gpus else ""

@@ -7,18 +7,19 @@ from math import inf
 from typing import Any
 
 from auction.market import Options
-from domain.scheduling import CreditWeights
+
+from domain.scheduling import CreditWeights, TenantState
 from simulation import result
-from simulation.clock import Clock, Progress, World
+from simulation.clock import Clock, Progress
 from simulation.engine import Engine, Production
-from simulation.meter import Meter
+from simulation.meter import Meter, ratio
 from simulation.plain import Plain
-from simulation.policies import Policy, split_by_cluster
+from simulation.policies import Machines, Policy, split_by_cluster
 from simulation.settings import Settings
 from simulation.stage import Happened
 from simulation.trace.rows import BadRow
 from simulation.workloads import Hardware, Workload
-from simulation.world import Held, Machines, TenantState
+from simulation.world import Held, World
 
 ROUNDED_S = 3
 
@@ -99,7 +100,7 @@ class Run:
             **result.figures(self.meter.total),
             "decisions": counts.decisions,
             "decisions_per_s": round(counts.decisions / self.wall_s, 1) if self.wall_s else None,
-            "negative_cache_hit_rate": result.ratio(counts.negative_hits, asked),
+            "negative_cache_hit_rate": ratio(counts.negative_hits, asked),
             "hourly": result.hourly(self.meter, scenario.starts_s),
             "run": {
                 "interrupted": self.interrupted,

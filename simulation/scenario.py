@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from infra.errors import ConfigurationError
 from simulation.errors import TraceError
 from simulation.fleet import SimulatedFleet, load_simulated_fleet
 from simulation.run import Scenario
-from simulation.settings import Settings, override
+from simulation.settings import override
 from simulation.trace.reading import read_trace
 from simulation.trace.rows import BadRow, TraceRow, refuse_bad
 from simulation.workloads import Completion, scaled, sliced, started_at_s, tenants_of
@@ -30,15 +31,15 @@ class Span:
 EVERYTHING = Span()
 
 
-def load_rows(source: str, settings: Settings, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[TraceRow], list[BadRow]]:
+def load_rows(source: str, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[TraceRow], list[BadRow]]:
     """A trace's good rows and, where they may be skipped, its bad ones: also those of tenants or types that are none.
 
     Raises:
         TraceError: the trace cannot be read, has no good row, or has bad ones that may not be skipped.
     """
-    trace = read_trace(source, settings.gpus_per_machine)
+    trace = read_trace(source, fleet.simulation.gpus_per_machine)
     bad = list(trace.bad)
-    bad += Completion(fleet, settings, 0).unknown_types(trace.rows)
+    bad += Completion(fleet, fleet.simulation, 0).unknown_types(trace.rows)
     bad += tenants_of(fleet, trace.rows)[1]
     bad.sort(key=lambda row: (row.line, row.column, row.value))
     if not skip_bad:
@@ -54,36 +55,53 @@ def from_trace(
     fleet_path: Path,
     source: str,
     *,
-    seed: int = 0,
     scale: float = 1.0,
     skip_bad: bool = False,
     params: Sequence[str] = (),
-    span: Span = EVERYTHING,
-    measured: Span = EVERYTHING,
-    until_s: float = inf,
+    **more: Any,
 ) -> Scenario:
-    """The scenario of a fleet file and a trace.
-
-    Times of `span`, `measured` and `until_s` count from the trace's first submission; the simulation's clock from the
-    start of the span. Quotas by rule look at the whole trace, whatever span of it is run.
+    """The scenario of a fleet file and a trace; `more` is as `scenario_of` takes it.
 
     Raises:
         ConfigurationError: something in a file or an argument cannot be; it is named.
     """
     fleet = load_simulated_fleet(fleet_path)
-    settings = override(fleet.simulation, tuple(params))
+    fleet = fleet.model_copy(update={"simulation": override(fleet.simulation, tuple(params))})
     if not 0 < scale < inf:
         raise ConfigurationError(f"--scale {scale:g}: must be a number above 0")
-    rows, bad = load_rows(source, settings, fleet, skip_bad)
-    tenants, _ = tenants_of(fleet, rows)
+    rows, bad = load_rows(source, fleet, skip_bad)
+    return scenario_of(fleet, rows, scale=scale, bad=bad, **more)
+
+
+def scenario_of(
+    fleet: SimulatedFleet,
+    rows: Sequence[TraceRow],
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    span: Span = EVERYTHING,
+    measured: Span = EVERYTHING,
+    until_s: float = inf,
+    bad: Sequence[BadRow] = (),
+) -> Scenario:
+    """The scenario of a fleet and a trace's rows, all of them good.
+
+    Times of `span`, `measured` and `until_s` count from the trace's first submission; the simulation's clock from the
+    start of the span. Quotas by rule look at the whole trace, whatever span of it is run.
+    """
+    settings = fleet.simulation
     first_s = started_at_s(rows)
     zero_s = first_s + span.from_s
     completion = Completion(fleet, settings, seed)
-    chosen = sliced(scaled(rows, scale, seed, settings.copy_jitter_s), zero_s, first_s + span.to_s)
+    tenants = tenants_of(fleet, rows)[0]
+    copies = scaled(rows, scale, seed, settings.copy_days, settings.copy_jitter_s)
     return Scenario(
         fleet.states(),
         tenants,
-        [completion.workload(row, arrives_s, zero_s) for row, arrives_s in chosen],
+        [
+            completion.workload(row, at_s, zero_s, tenants[row.tenant])
+            for row, at_s in sliced(copies, zero_s, first_s + span.to_s)
+        ],
         settings,
         seed,
         until_s - span.from_s,

@@ -66,8 +66,10 @@ class Settings(_Part):
     memory_bytes_without_gpu: int = Field(4 << 30, ge=0)
     gpus_per_machine: int = Field(8, ge=1)
     """A trace that only says how many GPUs: more than this become tasks of a machine each."""
+    copy_days: int = Field(7, ge=0)
+    """Copies that `--scale` makes are submitted up to so many whole days before or after their original,"""
     copy_jitter_s: float = Field(1800.0, ge=0)
-    """Copies that `--scale` makes are submitted up to this much before or after their original."""
+    """and up to this much sooner or later at that."""
 
     @field_validator("objective_s", "priority_percent")
     @classmethod

@@ -38,8 +38,8 @@ class Shares:
         The window begins at the last sample that is at least its length ago; a sample is taken at each call. Before
         there is one, the time before the simulation counts as unused.
         """
-        for tenant in self._tenants:
-            self._integrate(now_s, tenant)
+        for name in self._tenants:
+            self._integrate(now_s, name)
         used = {tenant: (pair[0], pair[1]) for tenant, pair in self._used.items()}
         self._samples.append((now_s, used))
         while len(self._samples) > 1 and self._samples[1][0] <= now_s - self._window_s:

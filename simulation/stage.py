@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
+from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, RunningWorkload
 from gms.columns import Change
+from simulation.board import Board
 from simulation.draws import chance
 from simulation.engine import Engine
 from simulation.ledger import Ledger
@@ -44,6 +45,7 @@ class Stage:
         machines = split_by_cluster(world.machines) if world.policy.by_cluster else world.machines
         self.ledgers = {place: Ledger(states) for place, states in sorted(machines.items())}
         self.lives = numbered(world.workloads)
+        self.board = Board(len(self.lives))
         self.queue: set[int] = set()
         self.finished = 0
         self.pending: list[Change[QueuedWorkload]] = []
@@ -57,15 +59,16 @@ class Stage:
         self._cluster_of = {m.id: m.cluster for m in states}
         self._count_held()
 
-    # ------------------------------------------------------------------------------------------------------------ events
+    # ----------------------------------------------------------------------------------------------------------- events
 
     def begin_holding(self, life: Life, held: Held) -> None:
         """A workload that holds all its slots at the start."""
         running = held.running
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
-        life.place, life.rank, life.attempt, life.gpus = place, running.rank, 1, dict(held.gpus)
+        life.place, life.attempt, life.gpus = place, 1, dict(held.gpus)
         life.awarded_at_s = life.ready_at_s = running.started_at_s
         life.phase = Phase.STARTING
+        self.board.holds_all[life.number] = True
         if self._binding is not None:
             life.only = frozenset((place,))
             self._binding.bound(life.workload, place)
@@ -74,7 +77,8 @@ class Stage:
         self._hold(0.0, life, 1)
         if held.works:
             life.started_at_s, life.phase = running.started_at_s, Phase.RUNNING
-            self._later(max(0.0, life.remaining_s()), "FINISH", life)
+            self.board.started_at_s[life.number] = life.started_at_s
+            self._later(max(0.0, life.started_at_s + life.remaining_s()), "FINISH", life)
         else:
             self._later(self._provisioning_s(life), "START", life)
         self.tell(life)
@@ -87,6 +91,7 @@ class Stage:
             life.only = frozenset(() if place is None else (place,))
         elif w.regions is not None:
             life.only = w.regions
+        self.board.may_be_in(life.number, life.only)
         self._wait(at_s, life)
         self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
 
@@ -95,10 +100,11 @@ class Stage:
         self._judge(at_s, life, at_s - life.waits_since_s)
         self.meter.wait(at_s, life.workload.level, rank == 8, at_s - life.waits_since_s)
         self._no_longer_queued(life)
-        life.phase, life.place, life.rank, life.gpus = Phase.PLACING, plan.region, rank, gpus_of(plan, request)
+        life.phase, life.place, life.gpus = Phase.PLACING, plan.region, gpus_of(plan, request)
+        self.board.begin(life.number, rank)
         life.attempt += 1
         life.turn += 1
-        life.awarded_at_s, life.started_at_s, life.checkpoints = at_s, -inf, 0
+        life.awarded_at_s, life.started_at_s = at_s, -inf
         self.ledgers[plan.region].award(plan, request.jobs)
         self._hold(at_s, life, 1)
         self.placed.append(life.placed(True))
@@ -115,6 +121,7 @@ class Stage:
         if life.attempt > 1:
             self.meter.restart(at_s, (at_s - life.ready_at_s) * life.workload.gpus)
         life.phase, life.started_at_s = Phase.RUNNING, at_s
+        self.board.started_at_s[life.number] = at_s
         self._later(at_s + life.remaining_s(), "FINISH", life)
         self.tell(life)
         self._say(at_s, "started", life, life.place)
@@ -123,6 +130,7 @@ class Stage:
         """All its work is done."""
         life.done_s = life.workload.duration_s
         life.phase = Phase.FINISHED
+        self.board.holds_all[life.number] = False
         self.finished += 1
         if self._binding is not None:
             self._binding.finished(life.workload)
@@ -148,12 +156,24 @@ class Stage:
     def tell(self, life: Life) -> None:
         """The regions learn what there is to know of a workload that holds all its slots."""
         assert life.place is not None
-        holdings = self.ledgers[life.place].holdings(life.id)
+        number, s = life.number, self.settings
+        since_s = max(life.awarded_at_s, life.started_at_s)
+        made = int(self.board.checkpoints[number])
         self.engine.running(
-            life.place, life.holder(holdings, self.settings.checkpoint_interval_s, self.settings.min_runtime_s)
+            life.place,
+            RunningWorkload(
+                life.id,
+                int(self.board.rank[number]),
+                since_s,
+                self.ledgers[life.place].holdings(life.id),
+                life.started_at_s + made * s.checkpoint_interval_s if made else None,
+                protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s else -inf,
+                attempt=life.attempt,
+                ends_by_s=life.ready_at_s + life.workload.max_runtime_s,
+            ),
         )
 
-    # ----------------------------------------------------------------------------------------------------------- details
+    # ---------------------------------------------------------------------------------------------------------- details
 
     def _wait(self, since_s: float, life: Life) -> None:
         life.phase, life.waits_since_s, life.judged = Phase.QUEUED, since_s, False
@@ -174,10 +194,13 @@ class Stage:
         objective_s = self.settings.objective_s.get(life.workload.level)
         if objective_s is not None and not life.judged:
             life.judged = True
-            self.meter.judge(at_s, life.workload.level, life.over_quota, waited_s > objective_s)
+            self.meter.judge(
+                at_s, life.workload.level, bool(self.board.over_quota[life.number]), waited_s > objective_s
+            )
 
     def _ready(self, at_s: float, life: Life) -> None:
         life.phase, life.ready_at_s = Phase.STARTING, at_s
+        self.board.holds_all[life.number] = True
         self._later(at_s + self._provisioning_s(life), "START", life)
         self.tell(life)
 
@@ -186,7 +209,7 @@ class Stage:
         lost_s = 0.0
         if victim.phase == Phase.RUNNING:
             worked_s = at_s - victim.started_at_s
-            saved_s = victim.checkpoints_at(at_s, s.checkpoint_interval_s) * s.checkpoint_interval_s
+            saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
             if chance(self.world.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
                 saved_s = worked_s
             victim.done_s += saved_s
@@ -196,6 +219,7 @@ class Stage:
         self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus)
         victim.phase, victim.evictor, victim.waits_since_s = Phase.EVICTING, evictor.number, at_s
         victim.turn += 1
+        self.board.holds_all[victim.number] = False
         victim.enemies.add(evictor.id)
         self._later(at_s + s.eviction_s, "LEAVE", victim)
         self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
@@ -230,7 +254,8 @@ class Stage:
         at = chance(self.world.seed, "provisioning", f"{life.workload.id}\0{life.attempt}")
         return self.settings.provisioning_s(at)
 
-    def _say(self, at_s: float, what: str, life: Life, place: str | None = None, detail: tuple[object, ...] = ()) -> None:
+    def _say(
+        self, at_s: float, what: str, life: Life, place: str | None = None, detail: tuple[object, ...] = ()
+    ) -> None:
         if self._follow is not None:
             self._follow(Happened(at_s, what, life.workload.id, place, detail))
-

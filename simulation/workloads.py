@@ -13,6 +13,7 @@ from simulation.settings import Settings
 from simulation.trace.rows import BadRow, TraceRow
 
 EVERYWHERE = 1 << 30
+DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,17 @@ class Workload:
 # --------------------------------------------------------------------------------------------------- copies and slices
 
 
-def scaled(rows: Sequence[TraceRow], scale: float, seed: int, jitter_s: float) -> list[TraceRow]:
+def scaled(rows: Sequence[TraceRow], scale: float, seed: int, days: int, jitter_s: float) -> list[TraceRow]:
     """Each row `scale` times on average: as often as the whole part says, and once more with the rest as probability.
 
     Copies keep all that the row says and get an id of their own (`ID~2`, `ID~3`, ...), so what is drawn for them is
-    drawn anew. They are submitted within `jitter_s` before or after the original, which is the first of them. So
-    durations, sizes and the course of the day stay, and the load is multiplied.
+    drawn anew. The original stays; a copy is submitted a whole number of days before or after it, at most `days`, and
+    up to `jitter_s` sooner or later at that; where that is outside the trace, on the other side. So durations, sizes,
+    the course of the day and that of the weeks stay, the load is multiplied, and a burst does not become one of
+    everything times `scale`.
     """
     out = []
+    first_s, last_s = started_at_s(rows), max((row.submit_s for row in rows), default=0.0)
     for row in rows:
         copies = int(scale) + (chance(seed, "copies", row.workload_id) < scale - int(scale))
         for number in range(1, copies + 1):
@@ -57,8 +61,12 @@ def scaled(rows: Sequence[TraceRow], scale: float, seed: int, jitter_s: float) -
                 out.append(row)
                 continue
             id_ = f"{row.workload_id}~{number}"
-            submit_s = row.submit_s + jitter_s * (2 * chance(seed, "jitter", id_) - 1)
-            out.append(replace(row, workload_id=id_, submit_s=max(zero_s, submit_s)))
+            shift_s = DAY_S * (int(chance(seed, "day", id_) * (2 * days + 1)) - days)
+            shift_s += jitter_s * (2 * chance(seed, "jitter", id_) - 1)
+            if not first_s <= row.submit_s + shift_s <= last_s:
+                shift_s = -shift_s
+            submit_s = min(max(first_s, row.submit_s + shift_s), last_s)
+            out.append(replace(row, workload_id=id_, submit_s=submit_s))
     out.sort(key=lambda row: (row.submit_s, row.workload_id))
     return out
 
@@ -144,10 +152,14 @@ class Completion:
             if gpu_type not in self.hardware.supply
         ]
 
-    def workload(self, row: TraceRow, arrives_s: float, zero_s: float) -> Workload:
-        """A row as a workload that arrives at a time of the row's clock, whose `zero_s` is the simulation's 0."""
+    def workload(self, row: TraceRow, arrives_s: float, zero_s: float, tenant: TenantState) -> Workload:
+        """A row as a workload that arrives at a time of the row's clock, whose `zero_s` is the simulation's 0.
+
+        Its level is its priority or its tenant's level, whichever is lower (a larger number).
+        """
         whose = row.workload_id
         level = row.priority or pick(chance(self._seed, "priority", whose), self._levels) or LOWEST_LEVEL
+        level = max(level, tenant.level)
         job = self._job(row, row.gpu_types or ())
         if row.gpus and row.gpu_types is None:
             job = self._job(row, self._drawn_type(row, job))
@@ -217,6 +229,6 @@ def tenants_of(fleet: SimulatedFleet, rows: Iterable[TraceRow]) -> tuple[dict[st
         weights[row.tenant] += {"gpu_hours": hours, "workloads": 1.0, "equal": 0.0}[rule.in_proportion_to]
     if rule is not None:
         if rule.in_proportion_to == "equal":
-            weights = {tenant: 1.0 for tenant in weights}  # type: ignore[assignment]
+            weights = dict.fromkeys(weights, 1.0)
         out.update(quotas_by_rule(rule, weights, supply(fleet.states())))
     return dict(sorted(out.items())), bad

@@ -20,7 +20,18 @@ def machines(region: str, count: int, gpu_type: str = "a100", cluster: str = "c1
     """Free machines of one kind, each with 8 cores and 64 GiB for a GPU."""
     cpus, memory = 8000 * gpus, 64 * GIB * gpus
     return [
-        MachineState(f"{region}/{cluster}/{gpu_type}-{k:03d}", cluster, f"r{k % 2}", gpu_type, gpus, gpus, cpus, memory, cpus, memory)
+        MachineState(
+            f"{region}/{cluster}/{gpu_type}-{k:03d}",
+            cluster,
+            f"r{k % 2}",
+            gpu_type,
+            gpus,
+            gpus,
+            cpus,
+            memory,
+            cpus,
+            memory,
+        )
         for k in range(count)
     ]
 

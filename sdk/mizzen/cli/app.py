@@ -42,6 +42,7 @@ class _Application(LazyGroup):
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions."),
             "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
+            "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
             "tables": Lazy("mizzen.cli.fleet:tables", "List input tables; add or copy them."),
             "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),
             "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),

@@ -1,7 +1,8 @@
 """Commands about the fleet and the data: regions, clusters, machines and tables."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -70,6 +71,17 @@ _MACHINE_COLUMNS = (
 def regions(session: Session) -> None:
     """List regions."""
     emit_list(session, session.client.regions(), _REGION_COLUMNS, name=_name)
+
+
+@click.command(cls=Command)
+@click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
+@click.pass_obj
+def export(session: Session, file: IO[str]) -> None:
+    """Write a snapshot of fleet, tenants and live workloads to FILE (JSON; default: stdout).
+
+    `mizzen simulate --from-live FILE` starts from it.
+    """
+    file.write(json.dumps(session.client.snapshot(), indent=1) + "\n")
 
 
 @click.command(cls=Command)

@@ -324,6 +324,10 @@ class Client:
         """The regions."""
         return self._items("regions")
 
+    def snapshot(self) -> Mapping[str, Any]:
+        """Fleet, tenants and live workloads at one moment, from which `mizzen simulate --from-live` starts."""
+        return cast(Mapping[str, Any], self._call("GET", "snapshot"))
+
     def clusters(self, region: str | None = None) -> list[views.Cluster]:
         """The clusters."""
         return self._items("clusters", params={"region": region})

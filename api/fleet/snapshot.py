@@ -1,0 +1,171 @@
+"""The snapshot from which `mizzen simulate --from-live` starts: fleet, tenants and workloads at one moment."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from fastapi import APIRouter
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from api.auth import Operator
+from api.state import StateOf
+from domain.live import (
+    LiveHolding,
+    LiveJob,
+    LiveMachine,
+    LivePlacement,
+    LiveSnapshot,
+    LiveTenant,
+    LiveWorkload,
+)
+from domain.phases import Phase
+from domain.spec import WorkloadSpec
+from infra.db.models import Allocation, Attempt, Machine, Region, Replica, Tenant, Workload
+from infra.db.session import transaction
+
+router = APIRouter(prefix="/v1", tags=["fleet"])
+
+
+@router.get("/snapshot", summary="Export a snapshot for the simulator")
+def get_snapshot(state: StateOf, _: Operator) -> LiveSnapshot:
+    """The machines that take work, the tenants with their quotas, and every workload that has not ended.
+
+    It is what `mizzen simulate --from-live` starts from. It holds no commands, files or secrets.
+    """
+    with transaction(state.engine, isolation="REPEATABLE READ") as session:
+        return LiveSnapshot(
+            taken_at=session.execute(select(func.transaction_timestamp())).scalar_one(),
+            machines=_machines(session),
+            tenants=_tenants(session),
+            workloads=_workloads(session),
+        )
+
+
+def _machines(session: Session) -> tuple[LiveMachine, ...]:
+    rows = session.scalars(
+        select(Machine)
+        .where(Machine.state == "ready", Machine.cordon.is_(None), Machine.draining.is_(False))
+        .order_by(Machine.id)
+    )
+    return tuple(
+        LiveMachine(
+            id=m.id,
+            region=m.region,
+            cluster=m.cluster,
+            rack=m.rack,
+            gpu_type=m.gpu_type,
+            gpus=m.gpus,
+            cpus_milli=m.cpus_milli,
+            memory_bytes=m.memory_bytes,
+        )
+        for m in rows
+    )
+
+
+def _tenants(session: Session) -> tuple[LiveTenant, ...]:
+    return tuple(
+        LiveTenant(
+            name=t.name,
+            level=t.level,
+            quota_gpus={kind: int(slots) for kind, slots in t.quota_gpus.items()},
+            quota_cpus_milli=t.quota_cpus_milli,
+        )
+        for t in session.scalars(select(Tenant).order_by(Tenant.name))
+    )
+
+
+def _workloads(session: Session) -> tuple[LiveWorkload, ...]:
+    live = session.scalars(select(Workload).where(Workload.finished_at.is_(None)).order_by(Workload.id)).all()
+    ids = [row.id for row in live]
+    attempts = session.scalars(select(Attempt).where(Attempt.workload.in_(ids))).all()
+    now: datetime = session.execute(select(func.transaction_timestamp())).scalar_one()
+    ran_s: dict[str, float] = defaultdict(float)
+    current: dict[str, Attempt] = {}
+    for attempt in attempts:
+        if attempt.started_at is not None:
+            ran_s[attempt.workload] += max(0.0, ((attempt.released_at or now) - attempt.started_at).total_seconds())
+        if attempt.released_at is None and attempt.evicting_since is None:
+            current[attempt.workload] = attempt
+    holdings = _holdings(session, current)
+    regions = tuple(session.scalars(select(Region.name).order_by(Region.name)))
+    specs = {row.id: WorkloadSpec.model_validate(row.spec) for row in live}
+    replicas = _replicas(session, {table for spec in specs.values() for table in spec.tables})
+    return tuple(
+        _workload(
+            row, specs[row.id], _regions(specs[row.id], regions, replicas), ran_s[row.id], current.get(row.id), holdings
+        )
+        for row in live
+    )
+
+
+def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, list[LiveHolding]]:
+    """What current attempts hold or were promised."""
+    out: dict[str, list[LiveHolding]] = defaultdict(list)
+    rows = session.scalars(
+        select(Allocation).where(Allocation.released_at.is_(None)).order_by(Allocation.workload, Allocation.machine)
+    )
+    for row in rows:
+        attempt = current.get(row.workload)
+        if attempt is not None and attempt.attempt == row.attempt:
+            gpus = (row.slots | row.awaited).bit_count()
+            holding = LiveHolding(
+                machine=row.machine, gpus=gpus, cpus_milli=row.cpus_milli, memory_bytes=row.memory_bytes
+            )
+            out[row.workload].append(holding)
+    return out
+
+
+def _replicas(session: Session, tables: Iterable[str]) -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {table: set() for table in tables}
+    rows = select(Replica).where(Replica.data_table.in_(sorted(out)), Replica.state == "ready")
+    for replica in session.scalars(rows):
+        out[replica.data_table].add(replica.region)
+    return out
+
+
+def _regions(spec: WorkloadSpec, regions: Iterable[str], replicas: Mapping[str, set[str]]) -> tuple[str, ...] | None:
+    if not spec.tables and spec.regions_allowed is None and not spec.regions_excluded:
+        return None
+    return tuple(r for r in regions if spec.allows_region(r) and all(r in replicas[t] for t in spec.tables))
+
+
+def _workload(
+    row: Workload,
+    spec: WorkloadSpec,
+    regions: tuple[str, ...] | None,
+    ran_s: float,
+    attempt: Attempt | None,
+    holdings: Mapping[str, list[LiveHolding]],
+) -> LiveWorkload:
+    placement = None
+    if attempt is not None and row.phase != Phase.CHECKPOINTING and row.id in holdings:
+        placement = LivePlacement(
+            region=attempt.region,
+            awarded_at=attempt.awarded_at,
+            started_at=attempt.started_at,
+            gpus={kind: int(slots) for kind, slots in attempt.gpu_types.items()},
+            holdings=tuple(holdings[row.id]),
+        )
+    return LiveWorkload(
+        id=row.id,
+        tenant=row.tenant,
+        submitted_at=row.submitted_at,
+        level=row.level,
+        held=row.held_by is not None,
+        jobs=tuple(
+            LiveJob(
+                name=r.name,
+                tasks=r.tasks,
+                gpus_per_task=r.gpus_per_task,
+                gpu_types=r.gpu_types,
+                cpus_milli_per_task=r.cpus_milli_per_task,
+                memory_bytes_per_task=r.memory_bytes_per_task,
+            )
+            for r in spec.requests()
+        ),
+        regions=regions,
+        ran_s=ran_s,
+        max_runtime_s=spec.limits.max_runtime_s,
+        placement=placement,
+    )

@@ -1,0 +1,92 @@
+"""A snapshot of the live fleet, its tenants and its workloads: what the API exports and the simulator starts from."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LiveMachine(_Part):
+    """A machine on which work may be placed now."""
+
+    id: str
+    region: str
+    cluster: str
+    rack: str
+    gpu_type: str | None
+    gpus: int = Field(ge=0)
+    cpus_milli: int = Field(ge=0)
+    memory_bytes: int = Field(ge=0)
+
+
+class LiveTenant(_Part):
+    """A tenant."""
+
+    name: str
+    level: int = Field(ge=1, le=7)
+    quota_gpus: dict[str, int]
+    quota_cpus_milli: int | None
+    """Null: no limit."""
+
+
+class LiveJob(_Part):
+    """A job of a gang."""
+
+    name: str
+    tasks: int = Field(ge=1)
+    gpus_per_task: int = Field(ge=0)
+    gpu_types: tuple[str, ...]
+    cpus_milli_per_task: int = Field(ge=0)
+    memory_bytes_per_task: int = Field(ge=0)
+
+
+class LiveHolding(_Part):
+    """What a workload holds, or was promised, on a machine."""
+
+    machine: str
+    gpus: int = Field(ge=0)
+    cpus_milli: int = Field(ge=0)
+    memory_bytes: int = Field(ge=0)
+
+
+class LivePlacement(_Part):
+    """Where a workload is placed."""
+
+    region: str
+    awarded_at: datetime
+    started_at: datetime | None
+    """When its tasks ran; null: they do not yet."""
+    gpus: dict[str, int]
+    """GPU type to slots."""
+    holdings: tuple[LiveHolding, ...]
+
+
+class LiveWorkload(_Part):
+    """A workload that has not ended. Null `placement`: it is queued, or on its way back to the queue."""
+
+    id: str
+    tenant: str
+    submitted_at: datetime
+    level: int | None = Field(None, ge=1, le=7)
+    """A wish for a lower level than its tenant's."""
+    held: bool
+    jobs: tuple[LiveJob, ...] = Field(min_length=1)
+    regions: tuple[str, ...] | None
+    """Where it may run, by its user's wish and its data; null: anywhere."""
+    ran_s: float = Field(ge=0)
+    """Seconds that it ran so far, all attempts together."""
+    max_runtime_s: float | None
+    placement: LivePlacement | None
+
+
+class LiveSnapshot(_Part):
+    """All of it, at one moment."""
+
+    version: int = Field(1, ge=1, le=1)
+    taken_at: datetime
+    machines: tuple[LiveMachine, ...]
+    tenants: tuple[LiveTenant, ...]
+    workloads: tuple[LiveWorkload, ...]

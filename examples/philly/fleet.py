@@ -1,0 +1,129 @@
+"""Writes `fleet.yaml`: five uneven regions whose supply is what the busiest hours of the Philly trace call for.
+
+    python examples/philly/fleet.py --trace philly:philly.csv > examples/philly/fleet.yaml
+
+The busiest hours are those in which the workloads would hold the most GPUs if there were always room. Supply is found
+by running the policy `global` over them: held and queued GPUs are to average `--load` times the supply. What it found,
+and the command that repeats the experiment, are written into the file as comments.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import yaml
+
+from simulation.fleet import SimulatedFleet
+from simulation.policies import POLICIES
+from simulation.run import Run
+from simulation.scenario import Span, scenario_of
+from simulation.settings import Settings
+from simulation.trace.reading import read_trace
+from simulation.trace.rows import TraceRow, refuse_bad
+from simulation.workloads import scaled, started_at_s
+
+HOUR_S = 3600.0
+TYPES = {"a100": 0.3, "p100": 0.3, "v100": 0.4}
+"""GPU type to its part of all machines."""
+REGIONS = {
+    "central": {"p100": 0.7},
+    "east": {"a100": 0.6, "v100": 0.05},
+    "north": {"p100": 0.2, "v100": 0.6},
+    "south": {"a100": 0.1, "v100": 0.35},
+    "west": {"a100": 0.3, "p100": 0.1},
+}
+"""Region to its part of each type's machines. Each type is in three regions, and one of them has little of it."""
+LARGEST_GANG = 16
+"""Machines; every type has at least so many in a cluster of two regions."""
+ASSUMPTIONS = {"candidate_regions_percent": {1: 0.0, 2: 60.0}, "tick_spacing_s": 30.0}
+"""A gang's data is in two of the regions that could hold it, or (two in five) in all of them; a pass every 30 s."""
+
+
+def fleet_body(machines: int) -> dict[str, object]:
+    """A fleet of about so many machines of 8 GPUs. A region's larger part of a type is two clusters, else one."""
+    regions = []
+    for region, parts in REGIONS.items():
+        clusters = []
+        for gpu_type, part in parts.items():
+            count = max(LARGEST_GANG, round(machines * TYPES[gpu_type] * part))
+            split = 2 if part >= 0.6 else 1
+            for number in range(1, split + 1):
+                size = count // split + (number <= count % split)
+                racks = {"gpus": 8, "gpu_type": gpu_type, "cpus": 64, "memory": "512GiB"}
+                entries = [
+                    {"name": f"{gpu_type}-r{rack}", "count": min(16, size - first), "rack": f"r{rack}", **racks}
+                    for rack, first in enumerate(range(0, size, 16), start=1)
+                ]
+                clusters.append({"name": f"{gpu_type}-{number}", "machines": entries})
+        regions.append({"name": region, "clusters": clusters})
+    return {
+        "version": 1,
+        "regions": regions,
+        "quotas": {"in_proportion_to": "gpu_hours", "of_supply": 0.9},
+        "simulation": ASSUMPTIONS,
+    }
+
+
+def busiest_s(rows: Sequence[TraceRow], hours: int) -> tuple[float, float]:
+    """The start (seconds since the first submission) of the `hours` in which most GPUs would be held; their mean."""
+    first_s = started_at_s(rows)
+    last_s = max(row.submit_s for row in rows)
+    held = np.zeros(int((last_s - first_s) // HOUR_S) + 2)
+    for row in rows:
+        begin, end = (row.submit_s - first_s) / HOUR_S, (row.submit_s + row.duration_s - first_s) / HOUR_S
+        end = min(end, len(held) - 1.0)
+        first, last = int(begin), int(end)
+        if first == last:
+            held[first] += row.gpus * (end - begin)
+            continue
+        held[first] += row.gpus * (first + 1 - begin)
+        held[first + 1 : last] += row.gpus
+        held[last] += row.gpus * (end - last)
+    means = np.convolve(held, np.ones(hours) / hours, "valid")
+    return float(np.argmax(means)) * HOUR_S, float(means.max())
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", required=True, help="the Philly trace, such as philly:philly.csv")
+    parser.add_argument("--scale", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", type=float, default=1.1, help="held and queued GPUs over supply")
+    parser.add_argument("--hours", type=int, default=8)
+    parser.add_argument("--days-before", type=float, default=2.0, help="simulated before the busiest hours")
+    parser.add_argument("--tries", type=int, default=6)
+    args = parser.parse_args()
+
+    trace = read_trace(args.trace)
+    refuse_bad(args.trace, trace.bad)
+    settings = Settings.model_validate(ASSUMPTIONS)
+    copies = scaled(trace.rows, args.scale, args.seed, settings.copy_days, settings.copy_jitter_s)
+    peak_s, peak_gpus = busiest_s(copies, args.hours)
+    span = Span(max(0.0, peak_s - args.days_before * 86400), peak_s + args.hours * HOUR_S)
+    machines, best = round(peak_gpus / args.load / 8), (float("inf"), 0, 0.0)
+    for _ in range(args.tries):
+        fleet = SimulatedFleet.model_validate(fleet_body(machines))
+        scene = scenario_of(
+            fleet, trace.rows, seed=args.seed, scale=args.scale, span=span, measured=Span(peak_s, span.to_s),
+            until_s=span.to_s,
+        )  # fmt: skip
+        load = Run(scene, POLICIES["global"]).go().to_json()["run"]["demand_over_supply"]
+        print(f"{machines} machines: load {load}", file=sys.stderr)
+        best = min(best, (abs(load - args.load), machines, load))
+        step = round(machines * (load / args.load - 1) * 0.7)
+        if step == 0 or best[0] < 0.002:
+            break
+        machines += step
+    _, machines, load = best
+    times = f"--from {span.from_s / HOUR_S:g}h --to {span.to_s / HOUR_S:g}h --until {span.to_s / HOUR_S:g}h"
+    print(f"# Written by examples/philly/fleet.py: {machines} machines; held and queued GPUs over supply: {load:.3f}.")
+    print(f"# mizzen simulate --fleet examples/philly/fleet.yaml --trace {args.trace} --seed {args.seed} \\")
+    print(f"#   --scale {args.scale:g} {times} --measure {peak_s / HOUR_S:g}h..{span.to_s / HOUR_S:g}h \\")
+    print("#   --policy global --policy global-joint --policy federated --json philly.json --report philly.html")
+    print(yaml.safe_dump(fleet_body(machines), sort_keys=False, width=120), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""The report's pictures: small SVGs with a line or bar for each run, in colours that stay the same throughout."""
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from simulation.meter import ALL, LEVELS
+
+Outcome = Mapping[str, Any]
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+"""Okabe and Ito's: they can be told apart with any colour vision."""
+_STYLE = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#8995a1",
+    "axes.labelcolor": "#3a4652",
+    "xtick.color": "#3a4652",
+    "ytick.color": "#3a4652",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e8ee",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mizzen",
+    "font.family": ["DejaVu Sans", "sans-serif"],
+}
+_SIZE_INCHES = (4.5, 2.9)
+_HIGH = (1, 2)
+_DAY_H = 24.0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture with what it shows."""
+
+    title: str
+    says: str
+    svg: str
+
+
+def name_of(outcome: Outcome) -> str:
+    """What a run is called: its policy, and what was changed."""
+    change = outcome["run"]["change"]
+    return f"{outcome['policy']} ({change})" if change else str(outcome["policy"])
+
+
+def colours(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """A colour for each run."""
+    return {name_of(one): _COLOURS[k % len(_COLOURS)] for k, one in enumerate(outcomes)}
+
+
+def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
+    """All pictures of the report."""
+    return [
+        _hourly("GPUs allocated", "GPU hours held over GPU hours available, by the hour.", "allocated",
+                outcomes, lambda h: h["allocation_rate"], percent=True),
+        _hourly("Allocated while saturated", "The same, only of a GPU type while more is queued for than free.",
+                "allocated", outcomes, lambda h: h["saturated_allocation_rate"], percent=True),
+        _hourly("Load", "GPUs held and queued for, over supply.", "times supply", outcomes,
+                lambda h: h["demand_over_supply"], line_at=1.0),
+        _hourly("Objectives missed, within quota", "Missed over judged, all levels with an objective, by the hour.",
+                "missed", outcomes, lambda h: _missed(h, LEVELS), percent=True),
+        _hourly("Objectives missed, levels 1 and 2", "The same for within-quota workloads of the two highest levels.",
+                "missed", outcomes, lambda h: _missed(h, _HIGH), percent=True),
+        _bars("Objectives missed by priority, within quota", "Over the measured span; 1 is the highest priority.",
+              outcomes, "within_quota"),
+        _bars("Objectives missed by priority, over quota", "Over-quota workloads run when there is room.", outcomes,
+              "over_quota"),
+        _waits("Waits by priority, within quota", "P50, P95 and P99 of the time to award.", outcomes, "within_quota"),
+        _waits("Waits by priority, over quota", "P50, P95 and P99 of the time to award.", outcomes, "over_quota"),
+        _hourly("P95 wait, within quota", "Of the workloads awarded in the hour.", "seconds", outcomes,
+                lambda h: h["waits"]["within_quota"][ALL]["p95"]),
+        _hourly("Preemptions", "Workloads evicted in the hour.", "evictions per hour", outcomes,
+                lambda h: h["preemptions"]),
+        _hourly("GPU hours lost", "Work done anew, and slots held through evictions and restarts.",
+                "GPU hours per hour", outcomes, lambda h: h["lost_gpu_hours"]),
+        _losses("GPU hours lost, by what", "Over the measured span.", outcomes),
+        _single("Workloads finished", "By the end of the run.", "workloads", outcomes, lambda o: o["finished"]),
+        _single("Decisions per second", "Workloads put before the regions, by the wall clock.", "decisions / s",
+                outcomes, lambda o: o["decisions_per_s"]),
+        _single("Negative cache", "Bids that an earlier refusal of the pass answered.", "hit rate", outcomes,
+                lambda o: o["negative_cache_hit_rate"], percent=True),
+    ]  # fmt: skip
+
+
+def _missed(hours: Mapping[str, Any], levels: Iterable[int]) -> list[float | None]:
+    """The miss rate of some levels together, by the hour; None where none was judged."""
+    judged = [
+        sum(one) for one in zip(*(hours["objectives_judged"]["within_quota"][str(n)] for n in levels), strict=True)
+    ]
+    missed = [
+        sum(one) for one in zip(*(hours["objectives_missed"]["within_quota"][str(n)] for n in levels), strict=True)
+    ]
+    return [m / j if j else None for m, j in zip(missed, judged, strict=True)]
+
+
+def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title)
+        draw(axes)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    svg = out.getvalue()
+    return Picture(title, says, svg[svg.index("<svg") :])
+
+
+def _nothing(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "none in this run", ha="center", va="center", transform=axes.transAxes, color="#66747f")
+
+
+def _hourly(
+    title: str,
+    says: str,
+    unit: str,
+    outcomes: Sequence[Outcome],
+    of: Callable[[Mapping[str, Any]], Sequence[float | None]],
+    *,
+    percent: bool = False,
+    line_at: float | None = None,
+) -> Picture:
+    def draw(axes: Axes) -> None:
+        span_h, drawn = 0.0, False
+        for outcome in outcomes:
+            hours = outcome["hourly"]
+            if not hours:
+                continue
+            hour = [start_s / 3600 for start_s in hours["start_s"]]
+            values = [float("nan") if value is None else value for value in of(hours)]
+            drawn = drawn or any(value == value for value in values)
+            span_h = max(span_h, hour[-1] - hour[0])
+            name = name_of(outcome)
+            dots = "." if len(hour) <= 4 * _DAY_H else ""
+            axes.plot(hour, values, color=colours(outcomes)[name], lw=1.3, marker=dots, ms=4, label=name)
+        if not drawn:
+            _nothing(axes)
+        if line_at is not None:
+            axes.axhline(line_at, color="#66747f", lw=0.8, ls="--")
+        _shade(axes, outcomes, span_h)
+        _time_axis(axes, span_h)
+        axes.set_ylabel(unit)
+        _percent_axis(axes, percent)
+
+    return _drawn(title, says, draw)
+
+
+def _shade(axes: Axes, outcomes: Sequence[Outcome], span_h: float) -> None:
+    """The measured span, where it is not all."""
+    run = outcomes[0]["run"]
+    first_h, last_h = run["measured_from_s"] / 3600, run["measured_to_s"] / 3600
+    if 0 < last_h - first_h < span_h - 1:
+        axes.axvspan(first_h, last_h, color="#fff3c4", zorder=0, lw=0)
+
+
+def _time_axis(axes: Axes, span_h: float) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 3, 4, 6, 10]))
+    if span_h > 10 * _DAY_H:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda hour, _: f"{hour / _DAY_H:g}"))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda hour, _: f"{hour / _DAY_H:.0f}"))
+        axes.set_xlabel("simulated time, days")
+    else:
+        axes.set_xlabel("simulated time, hours")
+
+
+def _percent_axis(axes: Axes, percent: bool) -> None:
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low) if not percent else 0.0, max(high, 0.05) if percent else max(high, 1e-9))
+    if percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, min(1.04, high * 1.02))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None if high < 0.5 else 0))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
+    """(name, colour, offset within a group, width) of each run's bar."""
+    width = 0.8 / len(outcomes)
+    return [
+        (name, colour, (k - (len(outcomes) - 1) / 2) * width, width)
+        for k, (name, colour) in enumerate(colours(outcomes).items())
+    ]
+
+
+def _bars(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Picture:
+    levels = [level for level in map(str, LEVELS) if any(o["run"]["objectives_judged"][quota][level] for o in outcomes)]
+
+    def draw(axes: Axes) -> None:
+        if not levels:
+            _nothing(axes)
+        for outcome, (_, colour, offset, width) in zip(outcomes, _groups(outcomes), strict=True):
+            rates = [outcome["objective_miss_rate"][quota][level] or 0.0 for level in levels]
+            axes.bar([k + offset for k in range(len(levels))], rates, width * 0.9, color=colour)
+        _level_axis(axes, levels)
+        axes.set_ylabel("missed")
+        _percent_axis(axes, percent=True)
+
+    return _drawn(title, says, draw)
+
+
+def _waits(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Picture:
+    def waited(outcome: Outcome, level: str) -> Mapping[str, float | None]:
+        found: Mapping[str, float | None] = outcome["waits"][quota][level]
+        return found
+
+    levels = [level for level in map(str, LEVELS) if any(waited(o, level)["p50"] is not None for o in outcomes)]
+
+    def draw(axes: Axes) -> None:
+        if not levels:
+            _nothing(axes)
+        for outcome, (_, colour, offset, _) in zip(outcomes, _groups(outcomes), strict=True):
+            for k, level in enumerate(levels):
+                found = waited(outcome, level)
+                if found["p50"] is None:
+                    continue
+                p50, p95, p99 = (max(1.0, float(found[p] or 0.0)) for p in ("p50", "p95", "p99"))
+                axes.plot([k + offset] * 2, [p50, p99], color=colour, lw=1.2)
+                for value, marker in ((p50, "o"), (p95, "_"), (p99, "^")):
+                    axes.plot(k + offset, value, marker, color=colour, ms=4.5)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.8)
+        ticks = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36000: "10 h", 360000: "100 h"}
+        top = axes.get_ylim()[1]
+        shown = {at: label for at, label in ticks.items() if at <= top}
+        axes.set_yticks(list(shown), list(shown.values()), minor=False)
+        axes.set_yticks([], minor=True)
+        _level_axis(axes, levels)
+        axes.set_ylabel("wait (○ P50, – P95, △ P99)")
+
+    return _drawn(title, says, draw)
+
+
+def _level_axis(axes: Axes, levels: Sequence[str]) -> None:
+    axes.set_xticks(range(len(levels)), levels)
+    axes.set_xlabel("priority level")
+    axes.grid(False, axis="x")
+
+
+def _losses(title: str, says: str, outcomes: Sequence[Outcome]) -> Picture:
+    kinds = {"work": "///", "eviction": "...", "restart": ""}
+
+    def draw(axes: Axes) -> None:
+        for k, outcome in enumerate(outcomes):
+            under = 0.0
+            for kind, hatch in kinds.items():
+                hours = outcome["run"]["lost_gpu_hours_by"][kind]
+                colour = colours(outcomes)[name_of(outcome)]
+                axes.bar(k, hours, 0.6, bottom=under, color=colour, hatch=hatch, edgecolor="white", lw=0.4,
+                         label=f"{kind}" if k == 0 else None)  # fmt: skip
+                under += hours
+        _run_axis(axes, outcomes)
+        axes.set_ylabel("GPU hours")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    return _drawn(title, says, draw)
+
+
+def _single(
+    title: str,
+    says: str,
+    unit: str,
+    outcomes: Sequence[Outcome],
+    of: Callable[[Outcome], float | None],
+    *,
+    percent: bool = False,
+) -> Picture:
+    def draw(axes: Axes) -> None:
+        for k, outcome in enumerate(outcomes):
+            value = of(outcome) or 0.0
+            axes.bar(k, value, 0.6, color=colours(outcomes)[name_of(outcome)])
+            text = f"{100 * value:.1f} %" if percent else f"{value:,.0f}"
+            axes.annotate(text, (k, value), ha="center", va="bottom", xytext=(0, 1), textcoords="offset points")
+        _run_axis(axes, outcomes)
+        axes.set_ylabel(unit)
+        axes.margins(y=0.15)
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+
+    return _drawn(title, says, draw)
+
+
+def _run_axis(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    labels = [name_of(one).replace(" (", "\n(").replace("-", "-\n", 1) for one in outcomes]
+    axes.set_xticks(range(len(outcomes)), labels, fontsize=8)
+    axes.set_xlim(-0.6, max(len(outcomes), 2) - 0.4)
+    axes.grid(False, axis="x")
