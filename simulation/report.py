@@ -49,7 +49,7 @@ def _about(outcomes: Sequence[Outcome]) -> str:
     parts = [
         f"{run['workloads_in_all']:,} workloads, seed {first['seed']}, GPUs: {supply}.",
         f"Simulated from hour {_hours(run['started_s'])} to {_hours(run['ended_s'])}.",
-        f"Figures are of hours {_hours(run['measured_from_s'])} to {_hours(run['measured_to_s'])} (shaded: a part of it).",
+        f"Figures are of hours {_hours(run['measured_from_s'])} to {_hours(run['measured_to_s'])}, shaded if a part.",
     ]
     if run["bad_rows"]:
         parts.append(f"{len(run['bad_rows']):,} bad rows of the trace were left out.")
@@ -69,7 +69,8 @@ def _interrupted(outcomes: Sequence[Outcome]) -> str:
 
 _SUMMARY = (
     "policy", "finished", "GPUs<br>allocated", "while<br>saturated", "missed,<br>within quota", "missed,<br>over quota",
-    "P95 wait,<br>within quota", "preemptions", "GPU hours<br>lost", "decisions", "decisions<br>per s", "negative<br>cache hits",
+    "P95 wait,<br>within quota", "preemptions", "GPU hours<br>lost", "decisions", "decisions<br>per s",
+    "negative<br>cache hits",
 )  # fmt: skip
 
 

@@ -19,19 +19,9 @@ SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoin
 def machines(region: str, count: int, gpu_type: str = "a100", cluster: str = "c1", gpus: int = 8) -> list[MachineState]:
     """Free machines of one kind, each with 8 cores and 64 GiB for a GPU."""
     cpus, memory = 8000 * gpus, 64 * GIB * gpus
+    amounts = gpus, gpus, cpus, memory, cpus, memory
     return [
-        MachineState(
-            f"{region}/{cluster}/{gpu_type}-{k:03d}",
-            cluster,
-            f"r{k % 2}",
-            gpu_type,
-            gpus,
-            gpus,
-            cpus,
-            memory,
-            cpus,
-            memory,
-        )
+        MachineState(f"{region}/{cluster}/{gpu_type}-{k:03d}", cluster, f"r{k % 2}", gpu_type, *amounts)
         for k in range(count)
     ]
 
@@ -98,7 +88,7 @@ def where(seen: list[Happened]) -> dict[str, str]:
     return {one.workload: str(one.place) for one in seen if one.what == "awarded"}
 
 
-def random_scenario(seed: int, settings: Settings = Settings(), count: int = 120) -> Scenario:
+def random_scenario(seed: int, settings: Settings, count: int = 120) -> Scenario:
     """Two or three uneven regions, three tenants short of quota, and more work than fits."""
     chance = random.Random(seed)
     states: list[MachineState] = []

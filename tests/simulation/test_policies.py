@@ -1,0 +1,134 @@
+"""Policies on fleets so small that the outcome is known by hand."""
+
+import pytest
+
+from infra.errors import ConfigurationError
+from simulation.policies import POLICIES, policies
+from tests.simulation.worlds import happenings, machines, scenario, tenant, when, where, workload
+
+
+def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
+    """Late binding: three gangs of a machine each run at once on three machines of two regions."""
+    scene = scenario(machines("east", 1) + machines("west", 2), [workload(f"w{k}") for k in range(3)])
+    run, seen = happenings(scene)
+    assert when(seen, "finished") == {"w0": 1000, "w1": 1000, "w2": 1000}
+    assert sorted(where(seen).values()) == ["east", "west", "west"]
+    assert run.clock.progress.finished == 3
+
+
+def test_federated_queues_behind_a_busy_region_while_another_is_idle() -> None:
+    """Early binding: two gangs that alternate between regions stay there, though one region is idle long before."""
+    work = [
+        workload("long", duration_s=9000),
+        workload("short", duration_s=10, submit_s=1),
+        workload("third", submit_s=2),
+    ]
+    states = machines("east", 1) + machines("west", 1)
+    early, late = happenings(scenario(states, work), "federated")[1], happenings(scenario(states, work), "global")[1]
+    # Bound by demand over supply: east 8/8 and west 8/8, so the first by name, which is busy for hours.
+    assert where(early) == {"long": "east", "short": "west", "third": "east"}
+    assert when(early, "awarded")["third"] == 9000
+    assert where(late)["third"] == "west"
+    assert when(late, "awarded")["third"] == 11
+
+
+def test_federated_looks_at_demand_over_supply() -> None:
+    """A region twice as large gets two gangs before a smaller one gets its second."""
+    work = [workload(f"w{k}", submit_s=k) for k in range(4)]
+    seen = happenings(scenario(machines("big", 2) + machines("small", 1), work), "federated")[1]
+    assert [where(seen)[f"w{k}"] for k in range(4)] == ["big", "small", "big", "big"]
+
+
+def test_federated_binds_to_places_that_could_hold_the_gang() -> None:
+    """A gang of two machines is never bound to a region that has one."""
+    work = [workload("gang", tasks=2), workload("second", tasks=2, submit_s=5)]
+    seen = happenings(scenario(machines("a-small", 1) + machines("b-large", 2), work), "federated")[1]
+    assert where(seen) == {"gang": "b-large", "second": "b-large"}
+    assert when(seen, "awarded")["second"] == 1000
+
+
+def test_a_preempted_workload_stays_bound() -> None:
+    """Evicted in its region it waits there, though another region is free."""
+    low = workload("low", level=4, submit_s=0)
+    filler = workload("filler", submit_s=1, duration_s=20)
+    high = workload("high", level=1, submit_s=30, regions=frozenset({"east"}))
+    states = machines("east", 1) + machines("west", 1)
+    early, late = (
+        happenings(scenario(states, [low, filler, high]), "federated")[1],
+        happenings(scenario(states, [low, filler, high]), "global")[1],
+    )
+    assert when(early, "evicted") == when(late, "evicted") == {"low": 30}
+    assert where(early)["low"] == "east"
+    assert when(early, "awarded")["low"] == 1040
+    assert where(late)["low"] == "west"
+    assert when(late, "awarded")["low"] == 40
+
+
+def test_cluster_binds_to_a_cluster() -> None:
+    """Two gangs of a machine are bound to the clusters of a region in turn, and the third waits in the first."""
+    states = machines("east", 1, cluster="c1") + machines("east", 1, cluster="c2")
+    work = [workload(f"w{k}", submit_s=k) for k in range(3)]
+    seen = happenings(scenario(states, work), "cluster")[1]
+    assert where(seen) == {"w0": "east/c1", "w1": "east/c2", "w2": "east/c1"}
+
+
+def test_fifo_blocks_on_its_head_and_evicts_nobody() -> None:
+    """A small workload waits behind a large one that waits, whatever its priority; nobody is evicted."""
+    work = [
+        workload("first", gpus=4, submit_s=0, duration_s=500, level=7),
+        workload("large", gpus=8, submit_s=1, duration_s=100, level=7),
+        workload("small", gpus=4, submit_s=2, duration_s=100, level=1),
+    ]
+    run, seen = happenings(scenario(machines("east", 1), work), "fifo")
+    assert when(seen, "awarded") == {"first": 0, "large": 500, "small": 600}
+    assert run.meter.total.preemptions == 0
+    assert when(happenings(scenario(machines("east", 1), work), "global")[1], "awarded")["small"] == 2
+
+
+def test_a_higher_priority_evicts_a_lower_one() -> None:
+    """The award comes at once; the victim keeps its slots for the eviction, then its evictor starts."""
+    work = [workload("low", level=4), workload("high", level=2, submit_s=100, duration_s=50)]
+    seen = happenings(scenario(machines("east", 1), work))[1]
+    assert when(seen, "awarded")["high"] == when(seen, "evicted")["low"] == 100
+    assert when(seen, "left")["low"] == when(seen, "started")["high"] == 110
+    assert when(seen, "finished") == {"high": 160, "low": 160 + 900}
+
+
+def test_over_quota_work_runs_and_gives_way() -> None:
+    """What is over its tenant's quota runs while there is room, and is evicted by what is within."""
+    tenants = [tenant("nlp", a100=8), tenant("vision", a100=8)]
+    work = [
+        workload("in", tenant="vision", duration_s=5000),
+        workload("over", tenant="vision", submit_s=1, duration_s=5000),
+        workload("owner", tenant="nlp", submit_s=100, duration_s=50),
+    ]
+    run, seen = happenings(scenario(machines("east", 2), work, tenants))
+    assert when(seen, "evicted") == {"over": 100}
+    assert run.meter.total.judged == {(4, False): 2, (4, True): 2}
+
+
+def test_joint_places_two_where_one_at_a_time_places_one() -> None:
+    """MAST 4.1: the first workload leaves to the second the only region that could have it."""
+    states = machines("east", 1) + machines("west", 1)
+    both = [workload("a-any"), workload("b-east", regions=frozenset({"east"}))]
+    alone, joint = happenings(scenario(states, both))[1], happenings(scenario(states, both), "global-joint")[1]
+    assert where(alone)["a-any"] == "east"
+    assert when(alone, "awarded")["b-east"] > 0
+    assert when(joint, "awarded") == {"a-any": 0, "b-east": 0}
+
+
+def test_policies_by_name() -> None:
+    """`all` is each policy once; an unknown one is named with those that there are."""
+    assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in POLICIES if p != "fifo")]
+    with pytest.raises(ConfigurationError, match="--policy best: must be of global, global-joint, federated"):
+        policies(["best"])
+
+
+def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
+    """It is bound to no place, judged when its objective runs out, and the run ends all the same."""
+    for policy in ("global", "federated", "cluster"):
+        run, seen = happenings(scenario(machines("east", 1), [workload("huge", tasks=2, level=1)]), policy)
+        assert when(seen, "awarded") == {}
+        assert run.meter.total.missed == {(1, False): 1}
+        assert run.to_json()["run"]["fit_nowhere"] == ["huge"]
+        assert run.clock.now_s == 300
