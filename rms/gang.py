@@ -59,6 +59,7 @@ class Planner:
         self._out: Spread
         self._choice: Choice
         self._work: I8
+        self._stuck: JobRequest | None = None
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
@@ -74,7 +75,18 @@ class Planner:
             number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
+        self._stuck = None
         return spared
+
+    def without_room(self, request: PlacementRequest) -> JobRequest | None:
+        """The job on which the last plan for the request failed, if it has no room by itself either.
+
+        The jobs before it may have taken what it needs; the region is as it was before the plan.
+        """
+        job = self._stuck
+        if job is None or job is request.jobs[0] or self.most_now(job, request.rank, self.begin(request)) < job.tasks:
+            return job
+        return None
 
     def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
         """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
@@ -85,6 +97,7 @@ class Planner:
         for job in request.jobs:
             plan = self.free(job) or self._evicting(job, request.rank, spared)
             if plan is None:
+                self._stuck = job
                 return Stuck(job)
             for victim in plan.victims:
                 undo.release(victim)
