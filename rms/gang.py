@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
+from rms.arrays import B1, I4, I8
 from rms.eviction import Choice, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
-from rms.region import B1, I4, I8, Region
+from rms.region import Region
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,12 @@ class Planner:
         self._out: Spread
         self._choice: Choice
         self._work: I8
+        self._stuck: JobRequest | None = None
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
         """Holders that the request may not evict whatever their rank: protected, on the way out, or its evictors."""
-        size = len(self.region.ids), len(self.region.running), self.region.hardware
+        size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
         if size != self._size:
             self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
             self._work = np.empty((3, size[0]), np.int64)
@@ -70,10 +72,21 @@ class Planner:
             self._size = size
         spared = ~self.region.holders.evictable
         for enemy in request.may_not_evict:
-            number = self.region.number_of.get(enemy)
+            number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
+        self._stuck = None
         return spared
+
+    def without_room(self, request: PlacementRequest) -> JobRequest | None:
+        """The job on which the last plan for the request failed, if it has no room by itself either.
+
+        The jobs before it may have taken what it needs; the region is as it was before the plan.
+        """
+        job = self._stuck
+        if job is None or job is request.jobs[0] or self.most_now(job, request.rank, self.begin(request)) < job.tasks:
+            return job
+        return None
 
     def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
         """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
@@ -84,6 +97,7 @@ class Planner:
         for job in request.jobs:
             plan = self.free(job) or self._evicting(job, request.rank, spared)
             if plan is None:
+                self._stuck = job
                 return Stuck(job)
             for victim in plan.victims:
                 undo.release(victim)
