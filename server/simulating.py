@@ -15,7 +15,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import simulation.clock
 from domain.units import parse_duration_s
@@ -68,7 +67,7 @@ def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None
     if json_path is not None:
         _write_json(json_path, outcomes if len(chosen) * len(cases) > 1 else outcomes[0])
     if str(json_path) != "-":
-        Console().print(_summary(outcomes))
+        click.echo(_summary(outcomes))
     if report_path is not None:
         from simulation.report import render
 
@@ -172,20 +171,24 @@ def _far(run: Run) -> str:
     return f"{run.policy.name}: {_line(run.clock.progress)}"
 
 
-def _summary(outcomes: Sequence[dict[str, Any]]) -> Table:
-    out = Table("policy", "finished", "allocated", "saturated", "missed within quota", "preemptions", "lost GPU h")
+def _summary(outcomes: Sequence[dict[str, Any]]) -> str:
+    rows = [("POLICY", "FINISHED", "ALLOCATED", "SATURATED", "MISSED IN QUOTA", "PREEMPTIONS", "LOST GPU H")]
     for one in outcomes:
         run = one["run"]
-        out.add_row(
-            one["policy"] + (f" ({run['change']})" if run["change"] else "") + (" *" if run["interrupted"] else ""),
-            f"{one['finished']:,} of {one['workloads']:,}",
-            percent(one["allocation_rate"]),
-            percent(one["saturated_allocation_rate"]),
-            percent(one["objective_miss_rate"]["within_quota"]["all"]),
-            f"{one['preemptions']:,}",
-            f"{one['lost_gpu_hours']:,.0f}",
+        rows.append(
+            (
+                one["policy"] + (f" ({run['change']})" if run["change"] else "") + (" *" if run["interrupted"] else ""),
+                f"{one['finished']:,} of {one['workloads']:,}",
+                percent(one["allocation_rate"]),
+                percent(one["saturated_allocation_rate"]),
+                percent(one["objective_miss_rate"]["within_quota"]["all"]),
+                f"{one['preemptions']:,}",
+                f"{one['lost_gpu_hours']:,.1f}",
+            )
         )
-    return out
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "* interrupted"] if outcomes[-1]["run"]["interrupted"] else lines)
 
 
 def percent(rate: float | None) -> str:
@@ -258,12 +261,8 @@ def _live(
     cases = [Case(live_scenario(live, settings, seed, until_s, measured))]
     if changes or drains:
         changed = change(live, changes, drains)
-        cases.append(
-            Case(
-                live_scenario(changed, settings, seed, until_s, measured),
-                ", ".join((*changes, *(f"drain {r}" for r in drains))),
-            )
-        )
+        says = ", ".join((*changes, *(f"drain {region}" for region in drains)))
+        cases.append(Case(live_scenario(changed, settings, seed, until_s, measured), says))
     return cases
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from simulation.meter import ALL, LEVELS
+from simulation.meter import ALL
+from simulation.settings import LEVELS
 
 Outcome = Mapping[str, Any]
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 """Okabe and Ito's: they can be told apart with any colour vision."""
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
@@ -83,7 +84,7 @@ def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
                 lambda h: h["preemptions"]),
         _hourly("GPU hours lost", "Work done anew, and slots held through evictions and restarts.",
                 "GPU hours per hour", outcomes, lambda h: h["lost_gpu_hours"]),
-        _losses("GPU hours lost, by what", "Over the measured span.", outcomes),
+        _losses("GPU hours lost, by what", "From the bottom: work done anew, evictions, restarts (palest).", outcomes),
         _single("Workloads finished", "By the end of the run.", "workloads", outcomes, lambda o: o["finished"]),
         _single("Decisions per second", "Workloads put before the regions, by the wall clock.", "decisions / s",
                 outcomes, lambda o: o["decisions_per_s"]),
@@ -130,26 +131,30 @@ def _hourly(
     line_at: float | None = None,
 ) -> Picture:
     def draw(axes: Axes) -> None:
-        span_h, drawn = 0.0, False
-        for outcome in outcomes:
+        drawn: list[float] = []
+        for k, outcome in enumerate(outcomes):
             hours = outcome["hourly"]
             if not hours:
                 continue
-            hour = [start_s / 3600 for start_s in hours["start_s"]]
+            # The middle of each hour. Equal lines show: each is thinner than those before it.
+            hour = [start_s / 3600 + 0.5 for start_s in hours["start_s"]]
             values = [float("nan") if value is None else value for value in of(hours)]
-            drawn = drawn or any(value == value for value in values)
-            span_h = max(span_h, hour[-1] - hour[0])
-            name = name_of(outcome)
+            drawn += [value for value in values if value == value]
             dots = "." if len(hour) <= 4 * _DAY_H else ""
-            axes.plot(hour, values, color=colours(outcomes)[name], lw=1.3, marker=dots, ms=4, label=name)
+            width = 1.1 + 2.4 * (len(outcomes) - 1 - k) / max(1, len(outcomes) - 1)
+            colour = colours(outcomes)[name_of(outcome)]
+            axes.plot(hour, values, color=colour, lw=width, marker=dots, ms=2.5 + 1.8 * width)
         if not drawn:
             _nothing(axes)
         if line_at is not None:
             axes.axhline(line_at, color="#66747f", lw=0.8, ls="--")
-        _shade(axes, outcomes, span_h)
-        _time_axis(axes, span_h)
+        first_h = min(one["run"]["started_s"] for one in outcomes) / 3600
+        last_h = max(one["run"]["ended_s"] for one in outcomes) / 3600
+        axes.set_xlim(first_h, max(last_h, first_h + 1))
+        _shade(axes, outcomes, last_h - first_h)
+        _time_axis(axes, last_h - first_h)
         axes.set_ylabel(unit)
-        _percent_axis(axes, percent)
+        _value_axis(axes, percent, max(0.0, min(drawn) - 0.05) if percent and drawn and min(drawn) > 0.5 else 0.0)
 
     return _drawn(title, says, draw)
 
@@ -163,24 +168,25 @@ def _shade(axes: Axes, outcomes: Sequence[Outcome], span_h: float) -> None:
 
 
 def _time_axis(axes: Axes, span_h: float) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 3, 4, 6, 10]))
-    if span_h > 10 * _DAY_H:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda hour, _: f"{hour / _DAY_H:g}"))
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda hour, _: f"{hour / _DAY_H:.0f}"))
-        axes.set_xlabel("simulated time, days")
-    else:
-        axes.set_xlabel("simulated time, hours")
+    days = span_h > 10 * _DAY_H
+    unit_h = _DAY_H if days else 1.0
+    first, last = (edge / unit_h for edge in axes.get_xlim())
+    whole = span_h / unit_h >= 4
+    ticks = MaxNLocator(6, integer=whole, steps=[1, 2, 3, 4, 6, 10]).tick_values(first, last)
+    shown = [tick for tick in ticks if first <= tick <= last]
+    axes.set_xticks([tick * unit_h for tick in shown], [f"{tick:g}" for tick in shown])
+    axes.set_xlabel("simulated time, days" if days else "simulated time, hours")
 
 
-def _percent_axis(axes: Axes, percent: bool) -> None:
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(0.0, low) if not percent else 0.0, max(high, 0.05) if percent else max(high, 1e-9))
+def _value_axis(axes: Axes, percent: bool, least: float = 0.0) -> None:
+    """From `least`; nothing at all is still drawn on a scale."""
+    high = axes.get_ylim()[1]
     if percent:
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, min(1.04, high * 1.02))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None if high < 0.5 else 0))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_ylim(least, min(1.02, max(high, 0.05)))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None if high - least < 0.1 else 0))
+    else:
+        axes.set_ylim(least, max(high, 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
 
 def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
@@ -203,7 +209,7 @@ def _bars(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Pic
             axes.bar([k + offset for k in range(len(levels))], rates, width * 0.9, color=colour)
         _level_axis(axes, levels)
         axes.set_ylabel("missed")
-        _percent_axis(axes, percent=True)
+        _value_axis(axes, percent=True)
 
     return _drawn(title, says, draw)
 
@@ -228,7 +234,7 @@ def _waits(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Pi
                 for value, marker in ((p50, "o"), (p95, "_"), (p99, "^")):
                     axes.plot(k + offset, value, marker, color=colour, ms=4.5)
         axes.set_yscale("log")
-        axes.set_ylim(bottom=0.8)
+        axes.set_ylim(0.8, max(20.0, axes.get_ylim()[1] * 1.5))
         ticks = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36000: "10 h", 360000: "100 h"}
         top = axes.get_ylim()[1]
         shown = {at: label for at, label in ticks.items() if at <= top}
@@ -247,20 +253,19 @@ def _level_axis(axes: Axes, levels: Sequence[str]) -> None:
 
 
 def _losses(title: str, says: str, outcomes: Sequence[Outcome]) -> Picture:
-    kinds = {"work": "///", "eviction": "...", "restart": ""}
+    kinds = {"work": 1.0, "eviction": 0.6, "restart": 0.25}
 
     def draw(axes: Axes) -> None:
         for k, outcome in enumerate(outcomes):
             under = 0.0
-            for kind, hatch in kinds.items():
+            for kind, alpha in kinds.items():
                 hours = outcome["run"]["lost_gpu_hours_by"][kind]
                 colour = colours(outcomes)[name_of(outcome)]
-                axes.bar(k, hours, 0.6, bottom=under, color=colour, hatch=hatch, edgecolor="white", lw=0.4,
-                         label=f"{kind}" if k == 0 else None)  # fmt: skip
+                axes.bar(k, hours, 0.6, bottom=under, color=colour, alpha=alpha)
                 under += hours
         _run_axis(axes, outcomes)
         axes.set_ylabel("GPU hours")
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        _value_axis(axes, percent=False)
 
     return _drawn(title, says, draw)
 
@@ -285,7 +290,7 @@ def _single(
         axes.margins(y=0.15)
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
     return _drawn(title, says, draw)
 

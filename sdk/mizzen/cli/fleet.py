@@ -1,6 +1,5 @@
 """Commands about the fleet and the data: regions, clusters, machines and tables."""
 
-import json
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -8,7 +7,7 @@ import click
 
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.output import Column, dump, emit_list, emit_one
 from mizzen.cli.session import Command, Commands, Session, complain, finish
 from mizzen.client.errors import ClientError
 
@@ -81,7 +80,7 @@ def export(session: Session, file: IO[str]) -> None:
 
     `mizzen simulate --from-live FILE` starts from it.
     """
-    file.write(json.dumps(session.client.snapshot(), indent=1) + "\n")
+    file.write(dump(session.client.snapshot(), "yaml" if session.output == "yaml" else "json").rstrip("\n") + "\n")
 
 
 @click.command(cls=Command)

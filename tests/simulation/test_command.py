@@ -1,0 +1,226 @@
+"""`mizzen simulate`: what it writes, that it is the same each time, what it refuses, and how it is interrupted."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from mizzen.cli.app import run as mizzen
+from tests.simulation.test_live import snapshot, workload
+
+FLEET = """
+regions:
+  - name: east
+    clusters: [{name: main, machines: [{name: m, count: 2, gpus: 8, gpu_type: a100, cpus: 64, memory: 512GiB}]}]
+  - name: west
+    clusters: [{name: main, machines: [{name: m, count: 1, gpus: 8, gpu_type: a100, cpus: 64, memory: 512GiB}]}]
+"""
+HEADER = "workload_id,submit_s,tenant,priority,duration_s,tasks,gpus_per_task,gpu_type"
+LISTED = [
+    "policy", "seed", "workloads", "finished", "allocation_rate", "saturated_allocation_rate", "objective_miss_rate",
+    "waits", "preemptions", "lost_gpu_hours", "decisions", "decisions_per_s", "negative_cache_hit_rate", "hourly",
+]  # fmt: skip
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a fleet of three machines and a trace of 30 gangs in two hours, and a bad copy of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    tenants = ("vision", "nlp")
+    rows = [f"w{k:02d},{k * 240},{tenants[k % 2]},{1 + k % 7},{600 + 97 * k},1,{(2, 4, 8)[k % 3]}," for k in range(30)]
+    (tmp_path / "trace.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    bad = ("x,-1,vision,1,1,1,1,", "y,1,nlp,1,1,1,1,h100")
+    (tmp_path / "bad.csv").write_text("\n".join([HEADER, *rows[:5], *bad]) + "\n")
+    return tmp_path
+
+
+BASE = ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"]
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command: those of the server leave by `sys.exit`."""
+    try:
+        return mizzen(arguments)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+def outcome(*more: str, code: int = 0, base: list[str] = BASE) -> Any:
+    """What a command writes as JSON."""
+    assert run([*base, *more, "--json", "out.json"]) == code
+    return json.loads(Path("out.json").read_text())
+
+
+def test_one_policy_is_one_object(files: Path, capsys: Capture) -> None:
+    """With every figure that is promised, the hourly lists of the first ones, and a summary on stdout."""
+    found = outcome("--seed", "3")
+    assert list(found)[: len(LISTED)] == LISTED
+    assert (found["policy"], found["seed"], found["workloads"], found["finished"]) == ("global", 3, 30, 30)
+    hours = found["hourly"]
+    assert len(hours["allocation_rate"]) == len(hours["start_s"]) == len(hours["waits"]["within_quota"]["1"]["p95"])
+    assert hours["start_s"][:2] == [0, 3600]
+    assert sum(hours["preemptions"]) == found["preemptions"] > 0
+    for table in (found["objective_miss_rate"], found["waits"]):
+        assert list(table) == ["within_quota", "over_quota", "all"]
+        assert list(table["all"]) == ["1", "2", "3", "4", "5", "6", "7", "all"]
+    assert set(found["waits"]["all"]["all"]) == {"p50", "p95", "p99"}
+    out = capsys.readouterr().out
+    assert out.startswith("POLICY") and "30 of 30" in out
+
+
+def test_the_same_command_writes_the_same(files: Path) -> None:
+    """Every byte but the decisions per second; another seed writes something else."""
+
+    def once(seed: str) -> str:
+        outcome("--policy", "all", "--seed", seed)
+        return re.sub(r'"decisions_per_s": [0-9.]+', "", Path("out.json").read_text())
+
+    assert once("1") == once("1") != once("2")
+
+
+def test_several_policies_are_a_list(files: Path) -> None:
+    """In the order in which they are named, each once."""
+    assert [one["policy"] for one in outcome("--policy", "fifo", "--policy", "global", "--policy", "fifo")] == [
+        "fifo",
+        "global",
+    ]
+    assert len(outcome("--policy", "all")) == 5
+
+
+def test_bad_rows_are_refused_or_named_and_skipped(files: Path, capsys: Capture) -> None:
+    """By default nothing runs; skipped ones are on stderr and in the JSON."""
+    base = ["simulate", "--fleet", "fleet.yaml", "--trace", "bad.csv"]
+    assert run(base) == 2
+    err = capsys.readouterr().err
+    assert "2 bad rows" in err and "line 7: submit_s: '-1': must be a number of at least 0" in err
+    found = outcome("--bad-rows", "skip", base=base)
+    assert "line 8: gpu_type: 'h100': must be a GPU type of the fleet: a100" in capsys.readouterr().err
+    assert [row["line"] for row in found["run"]["bad_rows"]] == [7, 8]
+    assert found["workloads"] == 5
+
+
+def test_scale_and_slices(files: Path) -> None:
+    """Twice the arrivals; a slice has what arrives in it and what runs into it, on the trace's clock."""
+    assert outcome("--scale", "2")["workloads"] == 60
+    sliced = outcome("--from", "1h", "--to", "5400", "--measure", "1h..90m", "--until", "90m")
+    assert (sliced["run"]["started_s"], sliced["run"]["ended_s"]) == (3600, 5400)
+    assert sliced["hourly"]["start_s"] == [3600]
+    assert 8 <= sliced["workloads"] < 30
+    assert sliced["run"]["measured_to_s"] == 5400
+
+
+def test_the_report_needs_nothing_else(files: Path) -> None:
+    """One file with a picture for every figure, and every policy in its legend."""
+    outcome("--policy", "global", "--policy", "federated", "--report", "out.html")
+    page = Path("out.html").read_text()
+    assert not re.search(r'(src|href)="(?!#)', page) and "<script" not in page
+    svgs = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(svgs) == page.count("<figure>") > 12
+    for svg in svgs:
+        ElementTree.fromstring(svg)
+    for shown in ("federated", "Objectives missed", "priority level", "simulated time, hours", "P95"):
+        assert shown in page
+
+
+def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
+    """Two runs of each policy: unchanged and changed."""
+    live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
+    Path("live.json").write_text(live.model_dump_json())
+    base = ["simulate", "--from-live", "live.json"]
+    assert outcome(base=base)["run"]["change"] is None
+    plain, changed = outcome("--drain", "west", "--set", "quota.vision.a100=8", base=base)
+    assert (plain["run"]["change"], changed["run"]["change"]) == (None, "quota.vision.a100=8, drain west")
+    assert (plain["run"]["supply"], changed["run"]["supply"]) == ({"a100": 16}, {"a100": 8})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["simulate"], "--fleet and --trace are needed, or --from-live"),
+        ([*BASE, "--policy", "best"], "--policy best: must be of global, global-joint, federated, cluster, fifo, all"),
+        ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
+        ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
+        ([*BASE, "--from", "soon"], "--from soon: must be a number of seconds, or a duration such as 40d"),
+        ([*BASE, "--from", "2h", "--to", "1h"], "must be from 0 on, and to later than from"),
+        ([*BASE, "--measure", "1h"], "--measure 1h: must be FROM..TO"),
+        ([*BASE, "--param", "batch=0"], "batch: '0': Input should be greater than or equal to 1"),
+        ([*BASE, "--set", "quota.vision.a100=1"], "they need --from-live"),
+        ([*BASE, "--from-live", "live.json"], "--fleet and --trace do not go with it"),
+        ([*BASE, "--json", "none/out.json"], "none does not exist"),
+        (["simulate", "--fleet", "none.yaml", "--trace", "trace.csv"], "No such file"),
+        (["simulate", "--fleet", "fleet.yaml", "--trace", "none.csv"], "No such file"),
+        (["simulate", "--fleet", "trace.csv", "--trace", "trace.csv"], "fleet file trace.csv"),
+        ([*BASE, "--bad-rows", "guess"], "guess"),
+    ],
+)
+def test_wrong_input_is_2_and_named(files: Path, capsys: Capture, arguments: list[str], says: str) -> None:
+    """One line on stderr that says what is wrong and what would be right; nothing on stdout."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and says in err
+
+
+def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:
+    """Three mistakes, three lines' worth, each with its path and value."""
+    wrong = FLEET.replace("gpu_type: a100", "gpu_type: a100, size: 3", 1)
+    (files / "wrong.yaml").write_text(wrong + "quotas: {of_supply: -1}\nsimulation: {eviction_s: soon}\n")
+    assert run(["simulate", "--fleet", "wrong.yaml", "--trace", "trace.csv"]) == 2
+    err = capsys.readouterr().err
+    for path in ("regions.0.clusters.0.machines.0.size: 3", "quotas.of_supply: -1", "simulation.eviction_s: 'soon'"):
+        assert path in err
+
+
+def _long_trace(folder: Path) -> None:
+    rows = [f"w{k},{k},vision,{1 + k % 7},{5000 + k % 1000},1,4," for k in range(50_000)]
+    (folder / "trace.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+
+
+def test_an_interrupted_run_says_how_far_it_came(files: Path) -> None:
+    """Ctrl-C: exit code 130, the simulated time and workloads on stderr, and the partial outcome marked as such."""
+    _long_trace(files)
+    command = [sys.executable, "-m", "mizzen.cli.main", *BASE, "--json", "out.json", "--policy", "all"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # Plain lines in a pipe.
+        assert re.match(r"global: simulated .*, \d+ of 50,000 workloads finished, [\d,]+ queued", first)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=150)
+    assert process.returncode == 130
+    told = re.search(r"interrupted: global: simulated (\S+), ([\d,]+) of 50,000 workloads finished", err)
+    assert told is not None
+    (found,) = json.loads(Path("out.json").read_text())
+    assert found["run"]["interrupted"] is True
+    assert found["finished"] == int(told[2].replace(",", "")) < 50_000
+    assert found["run"]["workloads_in_all"] == 50_000
+
+
+def test_a_terminal_gets_a_progress_bar(files: Path) -> None:
+    """On a terminal stderr has one bar for each policy that is drawn anew."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mizzen.cli.main", *BASE, "--policy", "fifo"]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "140"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+        assert process.wait(timeout=150) == 0
+    os.close(ours)
+    assert "━" in shown.decode() and "of 30 workloads finished" in shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Its other end is closed.
+        return b""
