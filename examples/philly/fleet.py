@@ -9,7 +9,7 @@ and the command that repeats the experiment, are written into the file as commen
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import yaml
@@ -84,6 +84,15 @@ def busiest_s(rows: Sequence[TraceRow], hours: int) -> tuple[float, float]:
     return float(np.argmax(means)) * HOUR_S, float(means.max())
 
 
+def next_try(found: Mapping[int, float], load: float) -> int:
+    """The number of machines on the line through the two tries that are nearest to `load`; the first try: by ratio."""
+    near = sorted(found, key=lambda machines: abs(found[machines] - load))[:2]
+    if len(near) == 1 or found[near[0]] == found[near[1]]:
+        return round(near[0] * found[near[0]] / load)
+    slope = (near[1] - near[0]) / (found[near[1]] - found[near[0]])
+    return round(near[0] + slope * (load - found[near[0]]))
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,6 +103,7 @@ def main() -> None:
     parser.add_argument("--hours", type=int, default=8)
     parser.add_argument("--days-before", type=float, default=2.0, help="simulated before the busiest hours")
     parser.add_argument("--tries", type=int, default=6)
+    parser.add_argument("--machines", type=int, help="this many, instead of looking for them")
     args = parser.parse_args()
 
     trace = read_trace(args.trace)
@@ -102,21 +112,19 @@ def main() -> None:
     copies = scaled(trace.rows, args.scale, args.seed, settings.copy_days, settings.copy_jitter_s)
     peak_s, peak_gpus = busiest_s(copies, args.hours)
     span = Span(max(0.0, peak_s - args.days_before * 86400), peak_s + args.hours * HOUR_S)
-    machines, best = round(peak_gpus / args.load / 8), (float("inf"), 0, 0.0)
-    for _ in range(args.tries):
+    found: dict[int, float] = {}
+    machines = args.machines or round(peak_gpus / args.load / 8)
+    while machines not in found and len(found) < (1 if args.machines else args.tries):
         fleet = SimulatedFleet.model_validate(fleet_body(machines))
         scene = scenario_of(
             fleet, trace.rows, seed=args.seed, scale=args.scale, span=span, measured=Span(peak_s, span.to_s),
             until_s=span.to_s,
         )  # fmt: skip
-        load = Run(scene, POLICIES["global"]).go().to_json()["run"]["demand_over_supply"]
-        print(f"{machines} machines: load {load}", file=sys.stderr)
-        best = min(best, (abs(load - args.load), machines, load))
-        step = round(machines * (load / args.load - 1) * 0.7)
-        if step == 0 or best[0] < 0.002:
-            break
-        machines += step
-    _, machines, load = best
+        found[machines] = Run(scene, POLICIES["global"]).go().to_json()["run"]["demand_over_supply"]
+        print(f"{machines} machines: load {found[machines]:.3f}", file=sys.stderr)
+        machines = next_try(found, args.load)
+    machines = min(found, key=lambda tried: abs(found[tried] - args.load))
+    load = found[machines]
     times = f"--from {span.from_s / HOUR_S:g}h --to {span.to_s / HOUR_S:g}h --until {span.to_s / HOUR_S:g}h"
     print(f"# Written by examples/philly/fleet.py: {machines} machines; held and queued GPUs over supply: {load:.3f}.")
     print(f"# mizzen simulate --fleet examples/philly/fleet.yaml --trace {args.trace} --seed {args.seed} \\")

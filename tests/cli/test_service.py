@@ -419,3 +419,18 @@ def test_an_api_that_is_not_there_is_6(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "no answer from http://127.0.0.1:9" in capsys.readouterr().err
     monkeypatch.setenv("MIZZEN_API", "ftp://x")
     assert run(["ls"]) == 2
+
+
+def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_path: Path, capsys: Capture) -> None:
+    """To a file or stdout; `mizzen simulate --from-live` reads it."""
+    assert run(["export"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"machines", "tenants", "workloads", "taken_at"} <= set(shown)
+    path = tmp_path / "live.json"
+    assert run(["export", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(path.read_text())["tenants"] == shown["tenants"]
+    with pytest.raises(SystemExit) as left:
+        run(["simulate", "--from-live", str(path), "--json", str(tmp_path / "out.json"), "--until", "1h"])
+    assert left.value.code == 0
+    assert json.loads((tmp_path / "out.json").read_text())["run"]["fit_nowhere"] is not None

@@ -76,7 +76,7 @@ def regions(session: Session) -> None:
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
 @click.pass_obj
 def export(session: Session, file: IO[str]) -> None:
-    """Write a snapshot of fleet, tenants and live workloads to FILE (JSON; default: stdout).
+    """Write a snapshot of the fleet for the simulator: machines, tenants and live workloads, to FILE (default: stdout).
 
     `mizzen simulate --from-live FILE` starts from it.
     """

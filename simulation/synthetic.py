@@ -1,0 +1,85 @@
+"""Scenarios without a trace, from MAST's figures (5.1): for benches, and to try things out."""
+
+import time
+from math import ceil, exp, log
+from statistics import NormalDist
+
+from domain.scheduling import JobRequest, MachineState, TenantState
+from simulation.draws import chance, pick
+from simulation.policies import Policy
+from simulation.run import Run, Scenario
+from simulation.settings import Settings, fit_lognormal
+from simulation.workloads import Workload
+
+_NORMAL = NormalDist()
+_GPUS = (log(16), log(128 / 16) / _NORMAL.inv_cdf(0.99))
+"""Of a workload: P50 and P99 of 16 and 128 (its P90 is then 50; MAST's is 64)."""
+_DURATION = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
+_GIB = 1 << 30
+_PER_RACK = 16
+
+
+def synthetic(
+    workloads: int,
+    *,
+    seed: int = 0,
+    regions: int = 3,
+    machines: int = 40,
+    load: float = 1.2,
+    longest_s: float = 86400.0,
+) -> Scenario:
+    """`regions` with `machines` of 8 GPUs each, of two types; workloads arrive evenly and ask for `load` times that.
+
+    Gangs of more than 8 GPUs are tasks of a machine. Gang sizes (at most half a region) and durations (at most
+    `longest_s`) have MAST's quantiles, priorities its distribution. Three tenants have 0.3 of the supply each as quota.
+    """
+    settings = Settings()
+    states = {
+        f"region-{r}": tuple(
+            _machine(r, number, "a100" if number < machines // 2 else "v100") for number in range(machines)
+        )
+        for r in range(regions)
+    }
+    levels = {**settings.priority_percent, 7: 6.3}
+    jobs, durations = [], []
+    for number in range(workloads):
+        whose = f"w{number:06d}"
+        gpus = min(4 * machines // 2, max(1, round(_at(*_GPUS, chance(seed, "gpus", whose)))))
+        tasks = ceil(gpus / 8)
+        each = ceil(gpus / tasks)
+        gpu_type = pick(chance(seed, "type", whose), {"a100": 1.0, "v100": 1.0})
+        jobs.append(JobRequest("main", tasks, each, (gpu_type,), 4000 * each, 32 * _GIB * each))
+        durations.append(min(longest_s, max(60.0, _at(*_DURATION, chance(seed, "duration", whose)))))
+    supply = 8 * machines * regions
+    spacing_s = sum(job.gpus * s for job, s in zip(jobs, durations, strict=True)) / (load * supply) / max(1, workloads)
+    share = {kind: round(0.3 * supply / 2) for kind in ("a100", "v100")}
+    tenants = {name: TenantState(name, 1, share, None, 0.0) for name in ("tenant-0", "tenant-1", "tenant-2")}
+    drawn = [
+        Workload(
+            f"w{number:06d}", f"tenant-{number % 3}", pick(chance(seed, "level", f"w{number:06d}"), levels),
+            number * spacing_s, number * spacing_s, duration_s, (job,), None,
+        )
+        for number, (job, duration_s) in enumerate(zip(jobs, durations, strict=True))
+    ]  # fmt: skip
+    return Scenario(states, tenants, drawn, settings, seed, until_s=workloads * spacing_s)
+
+
+def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: int | None = None) -> float:
+    """Events of a run by the wall clock: on the decision packages, or (`plain`) on their references; the first `most`.
+
+    Run it once before on something small: the first call of a compiled function loads its machine code.
+    """
+    run = Run(scenario, policy, plain=plain)
+    begun = time.perf_counter()
+    run.clock.run(lambda progress: most is not None and progress.events >= most, every=1)
+    return run.clock.events / (time.perf_counter() - begun)
+
+
+def _at(mu: float, sigma: float, quantile: float) -> float:
+    return exp(mu + sigma * _NORMAL.inv_cdf(quantile))
+
+
+def _machine(region: int, number: int, gpu_type: str) -> MachineState:
+    rack = f"r{number // _PER_RACK}"
+    amounts = (8, 8, 64_000, 512 * _GIB, 64_000, 512 * _GIB)
+    return MachineState(f"region-{region}/main/m{number:04d}", "main", rack, gpu_type, *amounts)
