@@ -55,7 +55,7 @@ def simulate_options(command: F) -> F:
         click.option("--json", "json_path", type=path, help="Where to write the outcome; -: standard output."),
         click.option("--report", "report_path", type=_FILE, help="Where to write the page with pictures."),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--scale", type=float, default=1.0, show_default=True, help="Multiplies arrivals."),
+        click.option("--scale", default="1", show_default=True, help="Multiplies arrivals; 0.5,8+=4: large ones more."),
         click.option("--bad-rows", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True),
         click.option("--from", "from_", metavar="TIME", help=seen),
         click.option("--to", metavar="TIME", help="Leave out what is submitted from here on."),

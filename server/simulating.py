@@ -22,7 +22,7 @@ from infra.errors import ConfigurationError
 from simulation.live import change, live_scenario, load_live
 from simulation.policies import Policy, policies
 from simulation.run import Run, Scenario
-from simulation.scenario import EVERYTHING, Span, from_trace
+from simulation.scenario import EVERYTHING, Span, from_trace, parse_scale
 from simulation.settings import Settings, override
 
 EXIT_INTERRUPTED = 130
@@ -133,7 +133,7 @@ def _shown(err: Console) -> Iterator[Callable[[str, Callable[[], bool]], Stop]]:
                 task = bars.add_task(name, total=1, far="")
 
                 def stop(p: simulation.clock.Progress) -> bool:
-                    bars.update(task, total=max(1, p.workloads), completed=p.finished, far=_line(p))
+                    bars.update(task, completed=p.done, far=_line(p))
                     return interrupted()
 
                 return stop
@@ -204,7 +204,7 @@ def run_simulate(
     json_path: Path | None,
     report_path: Path | None,
     seed: int,
-    scale: float,
+    scale: str,
     bad_rows: str,
     from_: str | None,
     to: str | None,
@@ -233,8 +233,8 @@ def run_simulate(
                 raise ConfigurationError("--set and --drain change a live snapshot: they need --from-live")
             span = Span(_time_s("--from", from_, 0.0), _time_s("--to", to, inf))
             scenario = from_trace(
-                fleet, trace, seed=seed, scale=scale, skip_bad=bad_rows == "skip", params=params, span=span,
-                measured=measured, until_s=until_s,
+                fleet, trace, seed=seed, scale=parse_scale(scale), skip_bad=bad_rows == "skip", params=params,
+                span=span, measured=measured, until_s=until_s,
             )  # fmt: skip
             cases = [Case(scenario)]
     except KeyboardInterrupt:

@@ -33,6 +33,8 @@ class Progress:
     finished: int
     queued: int
     events: int
+    done: float
+    """From 0 to 1: workloads finished, or time passed where the run ends at a given time."""
 
 
 class Clock:
@@ -67,7 +69,8 @@ class Clock:
         """How far the run is."""
         stage = self.stage
         arrived = self._arrived + len(self.world.holding)
-        return Progress(self.now_s, len(stage.lives), arrived, stage.finished, len(stage.queue), self.events)
+        done = max(stage.finished / max(1, len(stage.lives)), self.now_s / self.world.until_s)
+        return Progress(self.now_s, len(stage.lives), arrived, stage.finished, len(stage.queue), self.events, done)
 
     def run(self, stop: Callable[[Progress], bool] | None = None, every: int = 256) -> bool:
         """Runs until nothing can happen any more, or `until_s`. `stop` is asked every so many events.

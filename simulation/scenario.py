@@ -1,6 +1,7 @@
 """From files to a scenario: the fleet, the trace, what is drawn, and the span that is looked at."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -29,6 +30,28 @@ class Span:
 
 
 EVERYTHING = Span()
+ONCE = {0: 1.0}
+_PART = re.compile(r"(?:(?P<gpus>[0-9]{1,6})\+=)?(?P<times>[0-9.]+(?:e[0-9]+)?)")
+
+
+def parse_scale(text: str) -> dict[int, float]:
+    """By how much arrivals are multiplied, by the least number of a gang's GPUs: `2`, or `0.5,8+=4`.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    out = dict(ONCE)
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        try:
+            times = float(match["times"]) if match else 0.0
+        except ValueError:
+            times = 0.0
+        if match is None or not 0 < times < inf:
+            right = "must be a number above 0, or one for all and others for large gangs, such as 0.5,8+=4"
+            raise ConfigurationError(f"--scale {text}: {right}")
+        out[int(match["gpus"] or 0)] = times
+    return out
 
 
 def load_rows(source: str, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[TraceRow], list[BadRow]]:
@@ -55,7 +78,7 @@ def from_trace(
     fleet_path: Path,
     source: str,
     *,
-    scale: float = 1.0,
+    scale: Mapping[int, float] = ONCE,
     skip_bad: bool = False,
     params: Sequence[str] = (),
     **more: Any,
@@ -67,8 +90,6 @@ def from_trace(
     """
     fleet = load_simulated_fleet(fleet_path)
     fleet = fleet.model_copy(update={"simulation": override(fleet.simulation, tuple(params))})
-    if not 0 < scale < inf:
-        raise ConfigurationError(f"--scale {scale:g}: must be a number above 0")
     rows, bad = load_rows(source, fleet, skip_bad)
     return scenario_of(fleet, rows, scale=scale, bad=bad, **more)
 
@@ -78,7 +99,7 @@ def scenario_of(
     rows: Sequence[TraceRow],
     *,
     seed: int = 0,
-    scale: float = 1.0,
+    scale: Mapping[int, float] = ONCE,
     span: Span = EVERYTHING,
     measured: Span = EVERYTHING,
     until_s: float = inf,
@@ -109,5 +130,5 @@ def scenario_of(
         measured.to_s - span.from_s,
         span.from_s,
         bad=bad,
-        says={"scale": scale, "trace_rows": len(rows)},
+        says={"scale": {f"{gpus}+": times for gpus, times in scale.items()}, "trace_rows": len(rows)},
     )

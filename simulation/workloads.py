@@ -43,8 +43,12 @@ class Workload:
 # --------------------------------------------------------------------------------------------------- copies and slices
 
 
-def scaled(rows: Sequence[TraceRow], scale: float, seed: int, days: int, jitter_s: float) -> list[TraceRow]:
+def scaled(
+    rows: Sequence[TraceRow], scale: Mapping[int, float], seed: int, days: int, jitter_s: float
+) -> list[TraceRow]:
     """Each row `scale` times on average: as often as the whole part says, and once more with the rest as probability.
+
+    `scale` is by the GPUs of a gang: each number of them stands for gangs of so many and more, up to the next.
 
     Copies keep all that the row says and get an id of their own (`ID~2`, `ID~3`, ...), so what is drawn for them is
     drawn anew. The original stays; a copy is submitted a whole number of days before or after it, at most `days`, and
@@ -55,7 +59,8 @@ def scaled(rows: Sequence[TraceRow], scale: float, seed: int, days: int, jitter_
     out = []
     first_s, last_s = started_at_s(rows), max((row.submit_s for row in rows), default=0.0)
     for row in rows:
-        copies = int(scale) + (chance(seed, "copies", row.workload_id) < scale - int(scale))
+        times = scale[max(gpus for gpus in scale if gpus <= row.gpus)]
+        copies = int(times) + (chance(seed, "copies", row.workload_id) < times - int(times))
         for number in range(1, copies + 1):
             if number == 1:
                 out.append(row)

@@ -17,7 +17,7 @@ import yaml
 from simulation.fleet import SimulatedFleet
 from simulation.policies import POLICIES
 from simulation.run import Run
-from simulation.scenario import Span, scenario_of
+from simulation.scenario import Span, parse_scale, scenario_of
 from simulation.settings import Settings
 from simulation.trace.reading import read_trace
 from simulation.trace.rows import TraceRow, refuse_bad
@@ -27,35 +27,34 @@ HOUR_S = 3600.0
 TYPES = {"a100": 0.3, "p100": 0.3, "v100": 0.4}
 """GPU type to its part of all machines."""
 REGIONS = {
-    "central": {"p100": 0.7},
-    "east": {"a100": 0.6, "v100": 0.05},
-    "north": {"p100": 0.2, "v100": 0.6},
-    "south": {"a100": 0.1, "v100": 0.35},
-    "west": {"a100": 0.3, "p100": 0.1},
+    "central": {"a100": 0.04, "p100": 0.42, "v100": 0.08},
+    "east": {"a100": 0.45, "p100": 0.04, "v100": 0.17},
+    "north": {"a100": 0.08, "p100": 0.32, "v100": 0.43},
+    "south": {"a100": 0.11, "p100": 0.15, "v100": 0.28},
+    "west": {"a100": 0.32, "p100": 0.07, "v100": 0.04},
 }
-"""Region to its part of each type's machines. Each type is in three regions, and one of them has little of it."""
+"""Region to its part of each type's machines: for each type two regions can hold any gang, and one has little."""
 LARGEST_GANG = 16
-"""Machines; every type has at least so many in a cluster of two regions."""
-ASSUMPTIONS = {"candidate_regions_percent": {1: 0.0, 2: 60.0}, "tick_spacing_s": 30.0}
-"""A gang's data is in two of the regions that could hold it, or (two in five) in all of them; a pass every 30 s."""
+"""Machines; at least two regions have so many of each type in a cluster."""
+ASSUMPTIONS = {"candidate_regions_percent": {}, "tick_spacing_s": 30.0}
+"""Data is everywhere; a pass every 30 s at most."""
 
 
 def fleet_body(machines: int) -> dict[str, object]:
-    """A fleet of about so many machines of 8 GPUs. A region's larger part of a type is two clusters, else one."""
+    """A fleet of about so many machines of 8 GPUs. Each GPU type of a region is a cluster."""
     regions = []
     for region, parts in REGIONS.items():
         clusters = []
         for gpu_type, part in parts.items():
-            count = max(LARGEST_GANG, round(machines * TYPES[gpu_type] * part))
-            split = 2 if part >= 0.6 else 1
-            for number in range(1, split + 1):
-                size = count // split + (number <= count % split)
-                racks = {"gpus": 8, "gpu_type": gpu_type, "cpus": 64, "memory": "512GiB"}
-                entries = [
-                    {"name": f"{gpu_type}-r{rack}", "count": min(16, size - first), "rack": f"r{rack}", **racks}
-                    for rack, first in enumerate(range(0, size, 16), start=1)
-                ]
-                clusters.append({"name": f"{gpu_type}-{number}", "machines": entries})
+            count = max(1, round(machines * TYPES[gpu_type] * part))
+            if part in sorted(other[gpu_type] for other in REGIONS.values())[-2:]:
+                count = max(LARGEST_GANG, count)
+            amounts = {"gpus": 8, "gpu_type": gpu_type, "cpus": 64, "memory": "512GiB"}
+            entries = [
+                {"name": f"{gpu_type}-r{rack}", "count": min(16, count - first), "rack": f"r{rack}", **amounts}
+                for rack, first in enumerate(range(0, count, 16), start=1)
+            ]
+            clusters.append({"name": gpu_type, "machines": entries})
         regions.append({"name": region, "clusters": clusters})
     return {
         "version": 1,
@@ -97,7 +96,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", required=True, help="the Philly trace, such as philly:philly.csv")
-    parser.add_argument("--scale", type=float, default=10.0)
+    parser.add_argument("--scale", type=parse_scale, default="2", help="as `mizzen simulate` takes it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", type=float, default=1.1, help="held and queued GPUs over supply")
     parser.add_argument("--hours", type=int, default=8)
@@ -125,10 +124,11 @@ def main() -> None:
         machines = next_try(found, args.load)
     machines = min(found, key=lambda tried: abs(found[tried] - args.load))
     load = found[machines]
+    scale = ",".join(f"{gpus}+={number:g}" if gpus else f"{number:g}" for gpus, number in args.scale.items())
     times = f"--from {span.from_s / HOUR_S:g}h --to {span.to_s / HOUR_S:g}h --until {span.to_s / HOUR_S:g}h"
     print(f"# Written by examples/philly/fleet.py: {machines} machines; held and queued GPUs over supply: {load:.3f}.")
     print(f"# mizzen simulate --fleet examples/philly/fleet.yaml --trace {args.trace} --seed {args.seed} \\")
-    print(f"#   --scale {args.scale:g} {times} --measure {peak_s / HOUR_S:g}h..{span.to_s / HOUR_S:g}h \\")
+    print(f"#   --scale {scale} {times} --measure {peak_s / HOUR_S:g}h..{span.to_s / HOUR_S:g}h \\")
     print("#   --policy global --policy global-joint --policy federated --json philly.json --report philly.html")
     print(yaml.safe_dump(fleet_body(machines), sort_keys=False, width=120), end="")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infra.errors import ConfigurationError
 from simulation.draws import chance, pick, sample
 from simulation.fleet import SimulatedFleet
+from simulation.scenario import parse_scale
 from simulation.settings import Settings, fit_lognormal, override
 from simulation.trace.rows import TraceRow
 from simulation.workloads import Completion, Workload, scaled, sliced, tenants_of
@@ -105,7 +106,7 @@ def test_defaults_for_cpus_and_memory() -> None:
 def test_scale_multiplies_arrivals_and_keeps_their_shape() -> None:
     """2.5 times the rows, originals untouched, copies within a week (and half an hour) of theirs."""
     rows = [bare(f"w{k:04d}", submit_s=k * 3600.0) for k in range(2000)]
-    copies = scaled(rows, 2.5, 0, 7, 1800.0)
+    copies = scaled(rows, {0: 2.5}, 0, 7, 1800.0)
     assert len(copies) == pytest.approx(5000, abs=60)
     assert [r for r in copies if "~" not in r.workload_id] == rows
     by_id = {r.workload_id: r for r in rows}
@@ -120,8 +121,22 @@ def test_scale_multiplies_arrivals_and_keeps_their_shape() -> None:
 def test_scale_below_one_thins() -> None:
     """About a tenth of the rows, none of them copies; scale 1 is the trace."""
     rows = [bare(f"w{k}") for k in range(2000)]
-    assert scaled(rows, 1.0, 0, 7, 1800.0) == sorted(rows, key=lambda r: r.workload_id)
-    assert len(scaled(rows, 0.1, 0, 7, 1800.0)) == pytest.approx(200, abs=50)
+    assert scaled(rows, {0: 1.0}, 0, 7, 1800.0) == sorted(rows, key=lambda r: r.workload_id)
+    assert len(scaled(rows, {0: 0.1}, 0, 7, 1800.0)) == pytest.approx(200, abs=50)
+
+
+def test_large_gangs_may_be_scaled_apart() -> None:
+    """Small ones once, gangs of 8 and more three times."""
+    rows = [bare("small", 4), bare("eight", 8), bare("large", 8, tasks=2)]
+    assert Counter(r.workload_id.split("~")[0] for r in scaled(rows, parse_scale("1,8+=3"), 0, 7, 0.0)) == {
+        "small": 1,
+        "eight": 3,
+        "large": 3,
+    }
+    assert parse_scale("2") == {0: 2}
+    for wrong in ("", "0", "x", "8+=", "1,8=3", "1.2.3", "inf"):
+        with pytest.raises(ConfigurationError, match="must be a number above 0"):
+            parse_scale(wrong)
 
 
 def test_a_slice_has_what_was_running_when_it_began() -> None:
