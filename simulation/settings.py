@@ -44,7 +44,7 @@ class Settings(_Part):
     """The longest time between two passes while something waits (MAST 5.4); fair shares are renewed as often."""
     batch: int = Field(64, ge=1)
     """Workloads from the queue's head that all regions bid on at once."""
-    min_runtime_s: float = Field(0.0, ge=0)
+    min_runtime_s: float = Field(120.0, ge=0)
     """No workload is evicted sooner after its start."""
     reserve_after_s: float = Field(inf, gt=0)
     """A within-quota gang that has waited longer reserves a region."""

@@ -10,6 +10,7 @@ and the command that repeats the experiment, are written into the file as commen
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import yaml
@@ -127,9 +128,10 @@ def main() -> None:
     scale = ",".join(f"{gpus}+={number:g}" if gpus else f"{number:g}" for gpus, number in args.scale.items())
     times = f"--from {span.from_s / HOUR_S:g}h --to {span.to_s / HOUR_S:g}h --until {span.to_s / HOUR_S:g}h"
     print(f"# Written by examples/philly/fleet.py: {machines} machines; held and queued GPUs over supply: {load:.3f}.")
-    print(f"# mizzen simulate --fleet examples/philly/fleet.yaml --trace {args.trace} --seed {args.seed} \\")
+    name = Path(args.trace.partition(":")[2] or args.trace).name
+    print(f"# mizzen simulate --fleet examples/philly/fleet.yaml --trace philly:{name} --seed {args.seed} \\")
     print(f"#   --scale {scale} {times} --measure {peak_s / HOUR_S:g}h..{span.to_s / HOUR_S:g}h \\")
-    print("#   --policy global --policy global-joint --policy federated --json philly.json --report philly.html")
+    print("#   --policy all --json philly.json --report philly.html")
     print(yaml.safe_dump(fleet_body(machines), sort_keys=False, width=120), end="")
 
 

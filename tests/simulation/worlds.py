@@ -12,7 +12,7 @@ from simulation.stage import Happened
 from simulation.workloads import Workload
 
 GIB = 1 << 30
-SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100)
+SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100, min_runtime_s=0)
 """Nothing is provisioned, and passes follow changes within a second: arithmetic that can be done by hand."""
 
 
