@@ -211,6 +211,7 @@ class JobPlacement:
 
     job: str
     cluster: str
+    """Where its tasks span several, their names joined by `+`."""
     gpu_type: str | None
     machines: tuple[tuple[str, int], ...]
 
@@ -231,11 +232,14 @@ class PlanQuality:
     """Sum over jobs of the index of the GPU type in the job's list."""
     racks: int
     machines: int
+    spanning: int = 0
+    """Jobs whose tasks span clusters: the last resort."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """The order of criteria up to the region and machine ids, which the caller appends."""
         return (
+            self.spanning,
             self.victims_by_rank,
             sum(self.victims_by_rank),
             self.lost_gpu_s,

@@ -12,6 +12,9 @@ from rms.eviction import Choice, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
 from rms.region import Region
+from rms.spanning import merged
+
+SEVERAL = -1
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class JobPlan:
     preference: int
     """Index of its GPU type in the job's list; 0 for a job without GPUs."""
     cluster: int
+    """`SEVERAL` where no single one could take it."""
     rows: I4
     """Its machines, in the order of their ids."""
     tasks: I8
@@ -96,6 +100,8 @@ class Planner:
         plans: list[JobPlan] = []
         for job in request.jobs:
             plan = self.free(job) or self._evicting(job, request.rank, spared)
+            if plan is None and job.span_clusters:
+                plan = self._spanning(job) or self._spanning_evicting(job, request.rank, spared)
             if plan is None:
                 self._stuck = job
                 return Stuck(job)
@@ -108,18 +114,18 @@ class Planner:
 
     def most_ever(self, job: JobRequest) -> int:
         """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
-        key = (need_of(job)[:3], job.gpu_types)
+        key = (need_of(job)[:3], job.gpu_types, job.span_clusters)
         if key not in self._most_ever:
             types = self.region.type_numbers(job)
-            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types)
+            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types, job.span_clusters)
         return self._most_ever[key]
 
     def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
         """The same now, with everybody evicted who may be."""
-        region = self.region
+        region, types = self.region, self.region.type_numbers(job)
         return int(
             most_placeable(
-                region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._work
+                region.machines, region.holders, spared, rank, need_of(job), types, job.span_clusters, self._work
             )
         )
 
@@ -134,7 +140,7 @@ class Planner:
         plans: list[JobPlan] = []
         with undoing(self.region) as undo:
             for job in jobs:
-                plan = self.free(job)
+                plan = self.free(job) or (self._spanning(job) if job.span_clusters else None)
                 if plan is None:
                     return None
                 undo.take(plan)
@@ -151,12 +157,29 @@ class Planner:
             return None
         return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()))
 
+    def _spanning(self, job: JobRequest) -> JobPlan | None:
+        machines, _, rows = merged(self.region)
+        best, _, count, racks = plan_free(machines, need_of(job), self.region.type_numbers(job), self._out)
+        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
+
+    def _spanning_evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
+        machines, holders, rows = merged(self.region)
+        best, _, count, racks, victims = plan_evicting(
+            machines, holders, spared, rank, need_of(job), self.region.type_numbers(job), self._out, self._choice
+        )
+        if best == NOWHERE:
+            return None
+        return self._plan(job, best, SEVERAL, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
+
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = ()
-    ) -> JobPlan:
-        rows, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
-        order = np.argsort(self.region.machines.by_id[rows])
-        return JobPlan(job, preference, cluster, rows[order], tasks[order], racks, victims)
+        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),
+        rows: I4 | None = None,
+    ) -> JobPlan:  # fmt: skip
+        where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        if rows is not None:
+            where = rows[where]
+        order = np.argsort(self.region.machines.by_id[where])
+        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, victims)
 
 
 class Undo:

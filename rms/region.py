@@ -159,6 +159,10 @@ class Region:
         """All holders."""
         return self._holders.workloads.values()
 
+    def clusters_of(self, rows: I4) -> list[int]:
+        """Numbers of the clusters of machines, each once, ascending."""
+        return sorted({self._layout.cluster(row) for row in rows.tolist()})
+
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
         """Those who hold something on a machine, by id."""
         return self._holders.running_on(machine)
