@@ -233,17 +233,17 @@ class PlanQuality:
     racks: int
     machines: int
     spanning: int = 0
-    """Jobs whose tasks span clusters: the last resort."""
+    """Jobs whose tasks span clusters: the last resort before evictions."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """The order of criteria up to the region and machine ids, which the caller appends."""
         return (
-            self.spanning,
             self.victims_by_rank,
             sum(self.victims_by_rank),
             self.lost_gpu_s,
             self.youngest_victim_started_at_s,
+            self.spanning,
             self.type_preference,
             self.racks,
             self.machines,

@@ -30,7 +30,7 @@ class JobSpec(_Frozen):
     role: str
     tasks: int
     span_clusters: bool = False
-    """Its tasks may run in several clusters of a region, where no single one can take them all."""
+    """Its tasks may run in several clusters of a region, where no single one can take them all as things are."""
     resources: ResourceSpec
     argv: tuple[str, ...] = ()
     """Empty where `script` is set."""

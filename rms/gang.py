@@ -100,8 +100,6 @@ class Planner:
         plans: list[JobPlan] = []
         for job in request.jobs:
             plan = self.free(job) or self._evicting(job, request.rank, spared)
-            if plan is None and job.span_clusters:
-                plan = self._spanning(job) or self._spanning_evicting(job, request.rank, spared)
             if plan is None:
                 self._stuck = job
                 return Stuck(job)
@@ -130,17 +128,23 @@ class Planner:
         )
 
     def free(self, job: JobRequest) -> JobPlan | None:
-        """The job's best plan that evicts nobody."""
+        """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
         types = self.region.type_numbers(job)
         best, cluster, count, racks = plan_free(self.region.machines, need_of(job), types, self._out)
-        return None if best == NOWHERE else self._plan(job, best, cluster, count, racks)
+        if best != NOWHERE:
+            return self._plan(job, best, cluster, count, racks)
+        if not job.span_clusters:
+            return None
+        machines, _, rows = merged(self.region)
+        best, _, count, racks = plan_free(machines, need_of(job), types, self._out)
+        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
         plans: list[JobPlan] = []
         with undoing(self.region) as undo:
             for job in jobs:
-                plan = self.free(job) or (self._spanning(job) if job.span_clusters else None)
+                plan = self.free(job)
                 if plan is None:
                     return None
                 undo.take(plan)
@@ -148,28 +152,20 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
-        region = self.region
+        region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._out,
-            self._choice,
-        )  # fmt: skip
-        if best == NOWHERE:
-            return None
-        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()))
-
-    def _spanning(self, job: JobRequest) -> JobPlan | None:
-        machines, _, rows = merged(self.region)
-        best, _, count, racks = plan_free(machines, need_of(job), self.region.type_numbers(job), self._out)
-        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
-
-    def _spanning_evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
-        machines, holders, rows = merged(self.region)
-        best, _, count, racks, victims = plan_evicting(
-            machines, holders, spared, rank, need_of(job), self.region.type_numbers(job), self._out, self._choice
+            region.machines, region.holders, spared, rank, need, types, self._out, self._choice
         )
+        rows = None
+        if best == NOWHERE and job.span_clusters:
+            machines, holders, rows = merged(region)
+            best, _, count, racks, victims = plan_evicting(
+                machines, holders, spared, rank, need, types, self._out, self._choice
+            )
+            cluster = SEVERAL
         if best == NOWHERE:
             return None
-        return self._plan(job, best, SEVERAL, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
+        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
 
     def _plan(
         self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),

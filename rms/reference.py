@@ -74,13 +74,15 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
         options: list[_Choice] = []
-        for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
-            for place in places if not options else ():
-                chosen = _victims_for(job, place, free, candidates)
-                if chosen is not None:
-                    spread = _place_job(job, place, _release(free, chosen))
-                    assert spread is not None
-                    options.append(_Choice(job, place, spread, tuple(chosen)))
+        # Free in one cluster, free in several, by evictions in one, by evictions in several.
+        for others in ([], candidates):
+            for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
+                for place in places if not options else ():
+                    chosen = _victims_for(job, place, free, others)
+                    if chosen is not None:
+                        spread = _place_job(job, place, _release(free, chosen))
+                        assert spread is not None
+                        options.append(_Choice(job, place, spread, tuple(chosen)))
         if not options:
             return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
         best = min(options, key=lambda option: _criteria(snapshot, option))

@@ -368,10 +368,14 @@ def test_tasks_span_clusters_only_where_the_job_allows_it() -> None:
 
 
 def test_spanning_is_the_last_resort() -> None:
-    """Somebody is evicted rather than that a gang is spread over clusters; and only then over clusters by eviction."""
-    some = replace(gpu_job(2, 4), span_clusters=True)
-    plan = _plan(bid(region([machine("c1-m", used=4, cluster="c1"), machine("c2-m", used=4, cluster="c2")],
-                            [running("low", ("c1-m", 4))]), request(some)))  # fmt: skip
-    assert (plan.jobs[0].cluster, plan.victims) == ("c1", ("low",))
+    """A gang goes over several clusters only where no single one can take it, but before anybody is evicted for it."""
+    wide = replace(gpu_job(2, 4), span_clusters=True)
+    used = machine("c1-m", used=4, cluster="c1")
+    whole = [used, machine("c2-m", cluster="c2", gpu_type="h100")]
+    plan = _plan(bid(region(whole), request(replace(wide, gpu_types=("a100", "h100")))))
+    assert (plan.jobs[0].cluster, plan.jobs[0].gpu_type) == ("c2", "h100")
+    parts = [used, machine("c2-m", used=4, cluster="c2")]
+    plan = _plan(bid(region(parts, [running("low", ("c1-m", 4))]), request(wide)))
+    assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ())
     plan = _plan(bid(_two_clusters(used=8), request(replace(gpu_job(2, 8), span_clusters=True))))
     assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ("low",))
