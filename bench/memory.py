@@ -2,7 +2,8 @@
 
 Against the bytes of the columns. Each round is a process of its own: it loads all code with a small queue and region and
 looks at its resident memory (VmRSS), takes the queue (`bench.queues`) and the machines from a log, 10,000 rows at a
-time, scans and refreshes once, lets go of what it read, and looks again.
+time, scans and refreshes once, lets go of what it read, and looks again. Told beside it is `in_use`: the growth without the
+freed memory that the C library keeps for later.
 
 Columns are: of the queue the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads' names) and
 the flat arrays of its gangs; of the region the arrays of `Machines` and `Holders`. Names of machines, dictionaries by name
@@ -10,14 +11,13 @@ and whatever else is kept are no columns: the ratio shows them. The 84,000 machi
 GPUs and 3,200 without.
 """
 
+import ctypes
 import gc
 import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from rms.region import Region
 WORKLOADS, TENANTS = 1_000_000, 500
 GPU_MACHINES, CPU_MACHINES = 1000, 3200
 CHUNK = 10_000
-T = TypeVar("T")
 
 
 def resident_bytes() -> int:
@@ -51,20 +50,16 @@ def _machines() -> Iterator[MachineState]:
             yield regions.machine(f"c{c:02}", i, False, 0, 64_000, 1 << 38)
 
 
-def _chunks(rows: Iterator[T]) -> Iterator[list[T]]:
-    while chunk := list(islice(rows, CHUNK)):
-        yield chunk
-
-
 def _fill(queue: Queue, region: Region, workloads: int) -> None:
     rng = np.random.default_rng(1)
-    drawn = queues.draw(rng, workloads, TENANTS)
-    queue.set_tenants(queues.tenants(rng, TENANTS, drawn, queues.draw(rng, 1, TENANTS)))
-    for chunk in _chunks(queues.pending(drawn)):
-        queue.apply([Change(w.submitted_at_s, w.id, w) for w in chunk], [])
-    for machines in _chunks(_machines()):
-        for machine in machines:
-            region.put_machine(machine)
+    gangs = queues.gangs(rng)
+    sample = queues.draw(rng, 10 * TENANTS, TENANTS, gangs)
+    queue.set_tenants(queues.tenants(rng, TENANTS, sample, sample))
+    for first in range(0, workloads, CHUNK):
+        drawn = queues.draw(rng, min(CHUNK, workloads - first), TENANTS, gangs)
+        queue.apply([Change(w.submitted_at_s, w.id, w) for w in queues.pending(drawn, first)], [])
+    for machine in _machines():
+        region.put_machine(machine)
     region.refresh(queues.NOW_S)
     scan_queue(queue, queues.NOW_S, queues.WEIGHTS)
 
@@ -80,7 +75,10 @@ def column_bytes(queue: Queue, region: Region) -> dict[str, int]:
 
 
 def measure(workloads: int) -> Mapping[str, int]:
-    """In a process of its own: the growth of its resident memory, and the bytes of the columns."""
+    """In a process of its own: the growth of its resident memory, and the bytes of the columns.
+
+    `used` is the growth without what the C library keeps of what was freed (malloc_trim); the figure is with it.
+    """
     warm()
     queue, region = Queue(), Region("here")
     _fill(Queue(), Region("small"), 1000)
@@ -89,7 +87,8 @@ def measure(workloads: int) -> Mapping[str, int]:
     _fill(queue, region, workloads)
     gc.collect()
     after = resident_bytes()
-    return {"grown": after - before, **column_bytes(queue, region)}
+    ctypes.CDLL(None).malloc_trim(0)
+    return {"grown": after - before, "used": resident_bytes() - before, **column_bytes(queue, region)}
 
 
 def _in_a_process() -> Mapping[str, float]:
@@ -98,7 +97,7 @@ def _in_a_process() -> Mapping[str, float]:
     found = json.loads(done.stdout)
     columns = found["queue"] + found["region"]
     return {
-        "grown_mb": found["grown"] / 1e6, "columns_mb": columns / 1e6, "queue_columns_mb": found["queue"] / 1e6,
+        "grown_mb": found["grown"] / 1e6, "in_use_mb": found["used"] / 1e6, "columns_mb": columns / 1e6, "queue_columns_mb": found["queue"] / 1e6,
         "region_columns_mb": found["region"] / 1e6,
     }  # fmt: skip
 

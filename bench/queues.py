@@ -40,7 +40,8 @@ class Draw(NamedTuple):
     gangs: Sequence[tuple[JobRequest, ...]]
 
 
-def _gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
+def gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
+    """The different gangs of a queue."""
     gpus = rng.choice((8, 16, 32, 64, 128, 256), GANGS, p=(0.35, 0.25, 0.2, 0.12, 0.07, 0.01))
     gpus[rng.random(GANGS) < 0.3] = 0
     types, beside, tasks = rng.integers(len(_TYPES), size=GANGS), rng.random(GANGS) < 0.5, rng.integers(1, 200, GANGS)
@@ -55,8 +56,10 @@ def _gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
     return out
 
 
-def draw(rng: np.random.Generator, workloads: int, tenants: int) -> Draw:
-    """So many workloads, not in any order."""
+def draw(
+    rng: np.random.Generator, workloads: int, tenants: int, among: Sequence[tuple[JobRequest, ...]] | None = None
+) -> Draw:
+    """So many workloads, not in any order, that ask for gangs `among` those (None: others are drawn)."""
     share = 1.0 / np.arange(1, tenants + 1)
     at_s = NOW_S - rng.random(workloads) * _WEEK_S
     bursts = rng.random(workloads) < 0.3
@@ -68,15 +71,15 @@ def draw(rng: np.random.Generator, workloads: int, tenants: int) -> Draw:
         np.minimum(at_s, NOW_S),
         rng.random(workloads) < 0.05,
         rng.random(workloads) < 0.01,
-        _gangs(rng),
+        gangs(rng) if among is None else among,
     )
 
 
-def pending(drawn: Draw) -> Iterator[QueuedWorkload]:
-    """The workloads of a draw, one by one."""
+def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
+    """The workloads of a draw, one by one, numbered from `first`."""
     names = [f"t{t:03}" for t in range(int(drawn.tenant.max()) + 1)]
     rows = zip(*(column.tolist() for column in drawn[:5]), strict=True)
-    for number, (tenant, gang, at_s, wish, held) in enumerate(rows):
+    for number, (tenant, gang, at_s, wish, held) in enumerate(rows, first):
         yield QueuedWorkload(f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if wish else None, held)
 
 

@@ -1,7 +1,7 @@
 """rms-grow: how the time to schedule grows with a region (MAST 4.3.1: with the square of its hardware).
 
-k times the region of rms-preempt gets k times 64 workloads, k = 1, 2, 4, 8 and 16: each is bid on and awarded before
-the next one, what it takes and whom it evicts shows in the columns (`rms.award`), and after every 64 awards the region
+k times the region of rms-preempt gets k times 32 workloads, k = 1, 2, 4, 8 and 16: each is bid on and awarded before
+the next one, what it takes and whom it evicts shows in the columns (`rms.award`), and after every 32 awards the region
 follows its log (`Region.refresh`), as it does at every batch of a tick. Timed is all of that, not the making of the region.
 The figure is the least-squares exponent of log time over log k: 1 is a time in proportion to the hardware, 2 is MAST's.
 """
@@ -16,7 +16,7 @@ from rms.gang import Planner
 from rms.region import Region
 
 UNITS = (1, 2, 4, 8, 16)
-BATCH = 64
+BATCH = 32
 """Workloads a unit, and awards from one refresh to the next."""
 
 
