@@ -2,16 +2,17 @@
 
 Against commits/s of one row on 8 connections of the same server: each connection inserts one short row after the other
 and commits each, with a prepared statement, from a thread of its own. An award is what the auction does for a plan
-(`activities.auction`): it locks the workload and its machines, checks, writes the attempt, the allocations, the phase, its
-event and the mail to the workflow, and commits. Every workload is 16 tasks with one GPU each, on two machines of 8; each
-region has a thread of its own. One award in ten comes too late first: its plan names machines that the award before it
-took, is refused, and the next plan is taken. In a round each region awards 40 new workloads on 80 new machines, then 8
-connections commit 4,000 rows.
+(`activities.auction`): it locks the workload and its machines, checks, writes the attempt, the allocations, the phase,
+its event and the mail to the workflow, and commits. Every workload is 16 tasks with one GPU each, on two machines of 8;
+each region has a thread of its own. One award in ten comes too late first: its plan names machines that the award
+before it took, is refused, and the next plan is taken. In a round each region awards 40 new workloads on 80 new
+machines, then 8 connections commit 4,000 rows.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -35,9 +36,8 @@ STALE_EVERY = 10
 COMMITS = 4000
 _GIB = 1 << 30
 _RESOURCES = ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=4000, memory_bytes=32 * _GIB)
-_SPEC = WorkloadSpec(
-    name="bench", tenant="t", jobs=(JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv=("true",)),)
-)
+_JOB = JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv=("true",))
+_SPEC = WorkloadSpec(name="bench", tenant="t", jobs=(_JOB,))
 _ITEM = {"rank": 3, "gpu_types": [["a100"]]}
 """What the scan published of each."""
 Round = list[list[Plan]]
@@ -106,7 +106,8 @@ class House:
                 machines += [_machine(name, f"r{r}") for name in names]
                 workloads.append({"id": id_, "tenant": "t", "name": id_, "spec": spec, "reason": reason})
                 placement = JobPlacement("main", "c", "a100", tuple((name, GPUS) for name in names))
-                plans[r].append(Plan(id_, f"r{r}", (placement,), (), PlanQuality((0,) * 8, 0.0, -inf, 0, 1, len(names))))
+                quality = PlanQuality((0,) * 8, 0.0, -inf, 0, 1, len(names))
+                plans[r].append(Plan(id_, f"r{r}", (placement,), (), quality))
         with transaction(self.engine) as session:
             session.execute(insert(Machine), machines)
             session.execute(insert(Workload), workloads)
@@ -146,7 +147,9 @@ class Commits:
 
     def __init__(self, url: str) -> None:
         self._connections = [psycopg.connect(url, autocommit=True) for _ in range(REGIONS)]
-        self._connections[0].execute("create table bench (id bigint generated always as identity primary key, body text)")
+        self._connections[0].execute(
+            "create table bench (id bigint generated always as identity primary key, body text)"
+        )
 
     def close(self) -> None:
         """Closes the connections."""
@@ -155,7 +158,7 @@ class Commits:
 
     def __call__(self) -> float:
         """Commits a second."""
-        return COMMITS / at_once([lambda c=c: self._insert(c) for c in self._connections])
+        return COMMITS / at_once([partial(self._insert, c) for c in self._connections])
 
     @staticmethod
     def _insert(connection: psycopg.Connection) -> None:
@@ -172,14 +175,14 @@ def run(bench: Bench) -> Iterator[Figure]:
 
         def one_by_one() -> float:
             plans = house.next_round()
-            return REGIONS * AWARDS / at_once([lambda p=p: house.award(p) for p in plans])
+            return REGIONS * AWARDS / at_once([partial(house.award, p) for p in plans])
 
         try:
             found = medians(interleave(bench, {"awards_per_s": one_by_one, "commits_per_s": commits}))
         finally:
             commits.close()
             house.close()
-    sizes = {"regions": REGIONS, "awards": REGIONS * AWARDS, "slots": TASKS, "stale": 1 / STALE_EVERY, "fsync": "on"}
+    sizes = {"regions": REGIONS, "awards": REGIONS * AWARDS, "slots": TASKS, "stale": 1 / STALE_EVERY}
     ratio = found["awards_per_s"] / found["commits_per_s"]
     yield Figure(SUITE.name, SUITE.lines[0], ratio, found, bench.rounds, sizes)
 

@@ -36,13 +36,9 @@ from mizzen.client import Client
 
 WORKLOADS, CLIENTS, MACHINES = 500, 8, 4
 _PATIENCE_S = 600.0
+_MACHINES = MachineEntry(name="m", count=MACHINES, cpus=64, memory=64 << 30)
 FLEET = Fleet(
-    regions=(
-        RegionEntry(
-            name="r",
-            clusters=(ClusterEntry(name="c", machines=(MachineEntry(name="m", count=MACHINES, cpus=64, memory=64 << 30),)),),
-        ),
-    )
+    regions=(RegionEntry(name="r", clusters=(ClusterEntry(name="c", machines=(_MACHINES,)),)),),
 )
 
 

@@ -8,7 +8,7 @@ queue is `bench.queues`'s, and both must give the same result.
 from collections.abc import Iterator
 
 from bench import queues
-from bench.harness import Bench, Figure, Suite, Line, Unfit, interleave, medians, timed
+from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, timed
 from gms import reference
 from gms.columns import Queue
 from gms.scan import scan_queue

@@ -1,14 +1,14 @@
 """memory: how much a process grows from empty to 1,000,000 pending workloads and 84,000 machines.
 
-Against the bytes of the columns. Each round is a process of its own: it loads all code with a small queue and region and
-looks at its resident memory (VmRSS), takes the queue (`bench.queues`) and the machines from a log, 10,000 rows at a
-time, scans and refreshes once, lets go of what it read, and looks again. Told beside it is `in_use`: the growth without the
-freed memory that the C library keeps for later.
+Against the bytes of the columns. Each round is a process of its own: it loads all code with a small queue and region
+and looks at its resident memory (VmRSS), takes the queue (`bench.queues`) and the machines from a log, 10,000 rows at a
+time, scans and refreshes once, lets go of what it read, and looks again. Told beside it is `in_use`: the growth without
+the freed memory that the C library keeps for later.
 
-Columns are: of the queue the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads' names) and
-the flat arrays of its gangs; of the region the arrays of `Machines` and `Holders`. Names of machines, dictionaries by name
-and whatever else is kept are no columns: the ratio shows them. The 84,000 machines are 20 clusters, each with 1,000 of 8
-GPUs and 3,200 without.
+Columns are: of the queue the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads' names)
+and the flat arrays of its gangs; of the region the arrays of `Machines` and `Holders`. Names of machines, dictionaries
+by name and whatever else is kept are no columns: the ratio shows them. The 84,000 machines are 20 clusters, each with
+1,000 of 8 GPUs and 3,200 without.
 """
 
 import ctypes
@@ -97,9 +97,12 @@ def _in_a_process() -> Mapping[str, float]:
     found = json.loads(done.stdout)
     columns = found["queue"] + found["region"]
     return {
-        "grown_mb": found["grown"] / 1e6, "in_use_mb": found["used"] / 1e6, "columns_mb": columns / 1e6, "queue_columns_mb": found["queue"] / 1e6,
+        "grown_mb": found["grown"] / 1e6,
+        "in_use_mb": found["used"] / 1e6,
+        "columns_mb": columns / 1e6,
+        "queue_columns_mb": found["queue"] / 1e6,
         "region_columns_mb": found["region"] / 1e6,
-    }  # fmt: skip
+    }
 
 
 def main(workloads: int) -> None:

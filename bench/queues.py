@@ -8,8 +8,8 @@
   without GPUs beside it. Workloads take any of them with the same probability.
 - Submissions: 70% evenly over the last week, 30% in 100 bursts of a minute.
 - 2% as many placed workloads as pending ones, with one gang's GPUs of its most preferred types each.
-- Quotas: for each tenant and type what is placed and between 20% and 100% (evenly) of what it has pending could take, so
-  that about four in five are within quota.
+- Quotas: for each tenant and type what is placed and between 20% and 100% (evenly) of what it has pending could take,
+  so that about four in five are within quota.
 - One workload in 20 asks for level 6, one in 100 is held.
 """
 
@@ -25,7 +25,15 @@ WEIGHTS = CreditWeights(1.0 / 3600, 7 * 86400.0, 10.0)
 GANGS = 2000
 LEVEL_SHARES = np.array((3, 20, 16, 54, 0.2, 0.5, 6.3)) / 100
 _WEEK_S = 7 * 86400.0
-_TYPES = (("h100",), ("a100",), ("v100",), ("h100", "a100"), ("a100", "h100"), ("a100", "v100"), ("h100", "a100", "v100"))
+_TYPES = (
+    ("h100",),
+    ("a100",),
+    ("v100",),
+    ("h100", "a100"),
+    ("a100", "h100"),
+    ("a100", "v100"),
+    ("h100", "a100", "v100"),
+)
 _GIB = 1 << 30
 
 

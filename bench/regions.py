@@ -10,8 +10,9 @@
   machines, the others' machines whole, shared out by exponentially distributed sizes. Ranks 3 to 7 by MAST's shares
   (section 5.1), and one in five of rank 8. They started within the last 66 hours, half of them reported a checkpoint
   since, and all may be evicted.
-- Workloads (section 5.1): in turn 16, 64 and 128 GPUs in tasks of 8 (8 cores and 32 GiB each), and tasks of 60 cores and
-  200 GiB without GPUs, one a machine, that fill it up to 72, 180 and 205 machines. Sizes are shuffled, each a third.
+- Workloads (section 5.1): in turn 16, 64 and 128 GPUs in tasks of 8 (8 cores and 32 GiB each), and tasks of 60 cores
+  and 200 GiB without GPUs, one a machine, that fill it up to 72, 180 and 205 machines. Sizes are shuffled, each a
+  third.
 """
 
 from collections.abc import Iterator
@@ -50,15 +51,14 @@ def free_region(seed: int = 1) -> RegionSnapshot:
     machines = []
     for c in range(CLUSTERS):
         cluster = f"c{c:02}"
-        gpus = _free_gpus(rng, int(free[c]))
-        for i, here in enumerate(gpus):
-            cores = _GPU_CORES if here == GPUS else 12_000 * int(here)
-            machines.append(machine(cluster, i, True, int(here), cores, int(here) * 128 * _GIB))
+        for i, here in enumerate(_free_gpus(rng, int(free[c])).tolist()):
+            cores = _GPU_CORES if here == GPUS else 12_000 * here
+            machines.append(machine(cluster, i, True, here, cores, here * 128 * _GIB))
         idle = rng.random(CPU_MACHINES) < 0.13
-        cores = np.where(idle, _CPU_CORES, rng.choice((0, 2000, 8000), CPU_MACHINES))
+        free_cores = np.where(idle, _CPU_CORES, rng.choice((0, 2000, 8000), CPU_MACHINES))
         for i in range(CPU_MACHINES):
             memory = _CPU_BYTES if idle[i] else 16 * _GIB
-            machines.append(machine(cluster, i, False, 0, int(cores[i]), memory))
+            machines.append(machine(cluster, i, False, 0, int(free_cores[i]), memory))
     return RegionSnapshot("here", NOW_S, tuple(machines), ())
 
 
@@ -109,9 +109,7 @@ def _holders(rng: np.random.Generator, cluster: str, machines: list[MachineState
     saved_s = NOW_S - rng.random(RUNNING) * np.minimum(600, NOW_S - started_s)
     for k in range(RUNNING):
         checkpoint_s = float(saved_s[k]) if saved[k] else None
-        yield RunningWorkload(
-            f"{cluster}-w{k:03}", int(rank[k]), float(started_s[k]), tuple(holdings[k]), checkpoint_s
-        )
+        yield RunningWorkload(f"{cluster}-w{k:03}", int(rank[k]), float(started_s[k]), tuple(holdings[k]), checkpoint_s)
 
 
 def _shuffled(rng: np.random.Generator, machines: list[MachineState]) -> list[MachineState]:

@@ -1,9 +1,9 @@
 """rms-bid: bids in a region of MAST's size where 2% of the GPUs are free (MAST 4.3; 1.3 ms there, section 5.4).
 
 Against `numpy.sum` of a (66,500 x 4) int32 array: one look at four numbers of each machine. Region and workloads are
-`bench.regions`'s. A bid gives its plan with the list of machines, or the reasons for none; nothing is remembered from one
-bid to the next (no negative cache), and nothing is taken. In a round every workload is bid on once, with a sum after each
-bid; bids that succeed and bids that do not are counted apart, each by the median.
+`bench.regions`'s. A bid gives its plan with the list of machines, or the reasons for none; nothing is remembered from
+one bid to the next (no negative cache), and nothing is taken. In a round every workload is bid on once, with a sum
+after each bid; bids that succeed and bids that do not are counted apart, each by the median.
 
 The third line has no bar: workloads for whose GPUs there is room, and for whose other tasks there is none, though the
 free cores of all machines would do.

@@ -2,11 +2,13 @@
 
 k times the region of rms-preempt gets k times 32 workloads, k = 1, 2, 4, 8 and 16: each is bid on and awarded before
 the next one, what it takes and whom it evicts shows in the columns (`rms.award`), and after every 32 awards the region
-follows its log (`Region.refresh`), as it does at every batch of a tick. Timed is all of that, not the making of the region.
-The figure is the least-squares exponent of log time over log k: 1 is a time in proportion to the hardware, 2 is MAST's.
+follows its log (`Region.refresh`), as it does at every batch of a tick. Timed is all of that, not the making of the
+region. The figure is the least-squares exponent of log time over log k: 1 is a time in proportion to the hardware, 2 is
+MAST's.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from bench import regions
 from bench.harness import Bench, Figure, Line, Suite, Unfit, exponent, interleave, medians, seconds
@@ -58,7 +60,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         bench.say(f"{k} times the region")
         return schedule(region, k * BATCH)
 
-    found = medians(interleave(bench, {f"{k}_s": lambda k=k: measured(k) for k in UNITS}, warm_ups=0))
+    found = medians(interleave(bench, {f"{k}_s": partial(measured, k) for k in UNITS}, warm_ups=0))
     sizes = {"machines": regions.MACHINES, "running": regions.CLUSTERS * regions.RUNNING, "workloads": BATCH}
     yield Figure(SUITE.name, SUITE.lines[0], exponent(UNITS, found.values()), found, bench.rounds, sizes)
 
