@@ -8,7 +8,7 @@ from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, capacity_at
+from rms.packing import Need, Spread, capacity
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
 
 
@@ -54,10 +54,10 @@ def _fit_after(
         row = holders.machine[k]
         if first <= row < last:
             here += 1
-            more -= capacity_at(need, free, row)
+            more -= capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
             for column in range(3):
                 free[column, row] += sign * holders.held[k, column]
-            more += capacity_at(need, free, row)
+            more += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
     return more, here
 
 
@@ -257,17 +257,22 @@ def most_placeable(
             first, last, _ = group_rows(machines, cluster, wanted)
             if first == last:
                 continue
-            work[:, first:last] = machines.free[:, first:last]
+            if not span:
+                fits = 0
+            gone = 0
             for i in range(holders.scanned[cluster]):
                 holder = holders.scan[cluster, i]
                 if holders.rank[holder] <= rank:
                     break
                 if not spared[holder]:
+                    if gone == 0:
+                        work[:, first:last] = machines.free[:, first:last]
+                    gone += 1
                     release(holders, holder, 1, work, first, last)
-            if not span:
-                fits = 0
-            for row in range(first, last):
-                fits += capacity_at(need, work, row)
+            if gone == 0:
+                fits += roomy_tasks(machines, need, first, last)
+            for row in range(first, last if gone else first):
+                fits += capacity(need, work[GPUS, row], work[CPUS_MILLI, row], work[MEMORY_BYTES, row])
             most = max(most, fits)
     return most
 

@@ -10,7 +10,7 @@ from rms.arrays import I8
 from rms.gang import GangPlan, JobPlan, Planner, Undo, need_of, undoing
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
-from rms.packing import Need, capacity, capacity_at
+from rms.packing import Need, capacity
 from rms.planning import hopeful_groups
 from rms.region import Region
 
@@ -93,7 +93,7 @@ def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
     for g in range(len(groups)):
         need = _need(needs, groups[g, 0])
         for row in range(groups[g, 1], groups[g, 2]):
-            fits[g] += capacity_at(need, free, row)
+            fits[g] += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
     return fits
 
 
@@ -108,7 +108,7 @@ def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, 
         for g in range(len(groups)):
             if groups[g, 1] <= row < groups[g, 2]:
                 need = _need(needs, groups[g, 0])
-                without = capacity_at(need, free, row)
+                without = capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
                 having = capacity(
                     need,
                     free[GPUS, row] + holders.held[k, GPUS],
