@@ -46,7 +46,7 @@ def region_bid(
         return Bid(request.workload, name, None, (*no_hardware, *absent))
     if answer.plan is None:
         return answer
-    victims = {victim: region.workload(region.number_of[victim]).attempt for victim in answer.plan.victims}
+    victims = {victim: region.workload(victim).attempt for victim in answer.plan.victims}
     return replace(answer, victim_attempts=victims)
 
 

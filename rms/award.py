@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
-from rms.region import I8, Region, shift
+from rms.arrays import I8
+from rms.machines import shift
+from rms.region import Region
 
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
 
@@ -38,9 +40,7 @@ def award(region: Region, plan: Plan, request: PlacementRequest) -> None:
     for row, taken in takes.items():
         shift(region.machines, row, *(-int(amount) for amount in taken))
     for victim in plan.victims:
-        number = region.number_of[victim]
-        region.holders.evictable[number] = False
-        region.put_running(replace(region.workload(number), evictable=False))
+        region.put_running(replace(region.workload(victim), evictable=False))
     holdings = tuple(
         Holding(region.ids[row], *(int(amount) for amount in taken))
         for row, taken in sorted(takes.items())
@@ -64,7 +64,7 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
             raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; a gang is placed whole")
     holders = region.holders
     for victim in plan.victims:
-        number = region.number_of.get(victim)
+        number = region.number(victim)
         if (
             number is None
             or not holders.evictable[number]
@@ -83,8 +83,8 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, I
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         one = np.array((job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task), np.int64)
         for machine, tasks in placement.machines:
-            row = region.row_of.get(machine)
-            if row is None or not region.is_open(machine):
+            row = region.row(machine)
+            if row is None:
                 raise ValueError(f"plan uses machine {machine!r}, which region {region.name!r} does not have")
             out[row] = out.get(row, np.zeros(3, np.int64)) + tasks * one
     return out
@@ -94,8 +94,9 @@ def _released(region: Region, plan: Plan, needs: dict[int, I8]) -> dict[int, I8]
     """What the plan's victims hold on its machines, by row."""
     out = {row: np.zeros(3, np.int64) for row in needs}
     for victim in plan.victims:
-        number = region.number_of[victim]
-        for k in range(region.holders.at[number], region.holders.at[number + 1]):
+        number = region.number(victim)
+        assert number is not None, "checked"
+        for k in range(region.holders.first[number], region.holders.last[number]):
             row = int(region.holders.machine[k])
             if row in out:
                 out[row] += region.holders.held[k]

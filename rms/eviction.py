@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from domain.compiled import compiled
+from rms.arrays import B1, I4, I8
+from rms.holders import RANKS, Holders, id_before
+from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines, shift
 from rms.packing import Need, Spread, capacity, capacity_at
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
-from rms.region import B1, CPUS_MILLI, GPUS, I4, I8, MEMORY_BYTES, NO_TYPE, Holders, Machines, shift
-
-RANKS = 8
 
 
 class Choice(NamedTuple):
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 @compiled
 def release(holders: Holders, holder: int, sign: int, free: I8, first: int, last: int) -> None:
     """Adds to `free` what a holder has on the rows `first:last`; takes it back where `sign` is -1."""
-    for k in range(holders.at[holder], holders.at[holder + 1]):
+    for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
         if first <= row < last:
             for column in range(3):
@@ -50,7 +50,7 @@ def _fit_after(
     And on how many machines of the rows it has something.
     """
     more, here = 0, 0
-    for k in range(holders.at[holder], holders.at[holder + 1]):
+    for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
         if first <= row < last:
             here += 1
@@ -62,20 +62,12 @@ def _fit_after(
 
 
 @compiled
-def _id_before(holders: Holders, a: int, b: int) -> bool:
-    for word in range(holders.words.shape[1]):
-        if holders.words[a, word] != holders.words[b, word]:
-            return holders.words[a, word] < holders.words[b, word]
-    return False
-
-
-@compiled
 def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, first: int, last: int) -> I4:
     """The scanned in the order of size on the rows: the resource that the job is about, then the other, then id."""
     size = np.zeros((count, 2), np.int64)
     for i in range(count):
         holder = scanned[i]
-        for k in range(holders.at[holder], holders.at[holder + 1]):
+        for k in range(holders.first[holder], holders.last[holder]):
             if first <= holders.machine[k] < last:
                 size[i, 0] += holders.held[k, GPUS if by_gpus else CPUS_MILLI]
                 size[i, 1] += holders.held[k, CPUS_MILLI if by_gpus else GPUS]
@@ -88,7 +80,7 @@ def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, fir
             j > 0
             and size[order[j - 1], 0] == size[here, 0]
             and size[order[j - 1], 1] == size[here, 1]
-            and _id_before(holders, scanned[here], scanned[order[j - 1]])
+            and id_before(holders, scanned[here], scanned[order[j - 1]])
         ):
             order[j] = order[j - 1]
             j -= 1
@@ -113,10 +105,10 @@ def choose_victims(
     free = machines.free
     at_first = roomy_tasks(machines, need, first, last)
     fits = at_first
-    scanned = np.empty(holders.scan_at[cluster + 1] - holders.scan_at[cluster], np.int32)
+    scanned = np.empty(holders.scanned[cluster], np.int32)
     count = 0
-    for i in range(holders.scan_at[cluster], holders.scan_at[cluster + 1]):
-        holder = holders.scan[i]
+    for i in range(holders.scanned[cluster]):
+        holder = holders.scan[cluster, i]
         if holders.rank[holder] <= rank:
             break
         if spared[holder]:
@@ -263,8 +255,8 @@ def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, 
             if first == last:
                 continue
             work[:, first:last] = machines.free[:, first:last]
-            for i in range(holders.scan_at[cluster], holders.scan_at[cluster + 1]):
-                holder = holders.scan[i]
+            for i in range(holders.scanned[cluster]):
+                holder = holders.scan[cluster, i]
                 if holders.rank[holder] <= rank:
                     break
                 if not spared[holder]:
@@ -279,6 +271,6 @@ def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, 
 @compiled
 def free_all(machines: Machines, holders: Holders, holder: int, sign: int) -> None:
     """Gives up all that a holder has in the region, or takes it back where `sign` is -1."""
-    for k in range(holders.at[holder], holders.at[holder + 1]):
+    for k in range(holders.first[holder], holders.last[holder]):
         gpus, cpus_milli, memory_bytes = holders.held[k, 0], holders.held[k, 1], holders.held[k, 2]
         shift(machines, holders.machine[k], sign * gpus, sign * cpus_milli, sign * memory_bytes)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
+from rms.arrays import B1, I4, I8
 from rms.eviction import Choice, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
-from rms.region import B1, I4, I8, Region
+from rms.region import Region
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Planner:
 
     def begin(self, request: PlacementRequest) -> B1:
         """Holders that the request may not evict whatever their rank: protected, on the way out, or its evictors."""
-        size = len(self.region.ids), len(self.region.running), self.region.hardware
+        size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
         if size != self._size:
             self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
             self._work = np.empty((3, size[0]), np.int64)
@@ -70,7 +71,7 @@ class Planner:
             self._size = size
         spared = ~self.region.holders.evictable
         for enemy in request.may_not_evict:
-            number = self.region.number_of.get(enemy)
+            number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
         return spared

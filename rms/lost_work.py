@@ -3,45 +3,30 @@
 A workload that reports no checkpoints is imputed what is usual where it runs, so that silence never pays.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
-from domain.scheduling import RunningWorkload
+from rms.arrays import F8, I4, I8
 
-I8 = npt.NDArray[np.int64]
+NOWHERE = -1
+"""The home of a workload that holds nothing on a machine that is there."""
 
 
-def lost_gpu_ms(
-    running: Sequence[RunningWorkload], now_s: float, cluster: I8, owner: I8, held: I8, clusters: int
-) -> I8:
-    """GPU-milliseconds that each workload would lose, rounded, so that sums and comparisons are exact.
+def lost_gpu_ms(saved_at_s: F8, gpus: I8, now_s: float, home: I4, scan: I4, scanned: I4) -> I8:
+    """GPU-milliseconds that each holder would lose, rounded, so that sums and comparisons are exact.
 
-    `cluster`, `owner` and `held` (shape (holdings, 3)) are by holding: where it is, whose, and how much. A checkpoint
-    in the future (another machine's clock) loses nothing. What is usual in a cluster is the median over the workloads
-    that report and hold something there; where nobody does, the region's median; 0 if nobody does anywhere. A silent
-    workload is judged by the cluster of its holding with the most GPUs; of equal ones, the first by name.
+    By holder: `saved_at_s` is NaN where it reports no checkpoint; then `home` is the cluster by which it is judged,
+    that of its holding with the most GPUs, of equal ones the first by name. `scan` (clusters, places) and `scanned`
+    list those who hold something in a cluster. A checkpoint in the future (another machine's clock) loses nothing.
+    What is usual in a cluster is the median over those who report and hold something there; where nobody does, the
+    region's median; 0 if nobody does anywhere.
     """
-    saved_at_s = np.array([np.nan if w.last_checkpoint_at_s is None else w.last_checkpoint_at_s for w in running])
-    age_s = np.maximum(0.0, now_s - saved_at_s)
-    silent = np.isnan(saved_at_s)
-    reports = age_s[~silent]
-    if silent.any() and len(reports):
-        usual_s = np.full(clusters, np.median(reports))
-        there = np.unique(cluster * len(running) + owner)
-        where, who = np.divmod(there, len(running))
-        for number in range(clusters):
-            ages_s = age_s[who[where == number]]
-            if len(ages_s := ages_s[~np.isnan(ages_s)]):
-                usual_s[number] = np.median(ages_s)
-        age_s[silent] = np.median(reports)
-        # By owner, then most GPUs, then cluster: the first of each owner is its home.
-        order = np.lexsort((cluster, -held[:, 0], owner))
-        owners, first = np.unique(owner[order], return_index=True)
-        home = cluster[order][first]
-        judged = silent[owners]
-        age_s[owners[judged]] = usual_s[home[judged]]
+    reported_s = np.maximum(0.0, now_s - saved_at_s)
+    age_s, silent = reported_s.copy(), np.isnan(reported_s)
+    if not silent.all():
+        usual_s = np.median(reported_s[~silent])
+        for cluster in np.unique(home[silent]):
+            there = reported_s[scan[cluster, : scanned[cluster]]] if cluster != NOWHERE else reported_s[:0]
+            there = there[~np.isnan(there)]
+            age_s[silent & (home == cluster)] = np.median(there) if there.size else usual_s
     age_s[np.isnan(age_s)] = 0.0
-    gpus = np.array([w.gpus for w in running], np.int64)
     return np.rint(gpus * age_s * 1000).astype(np.int64)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from domain.compiled import compiled
-from rms.region import CPUS_MILLI, GPUS, I4, I8, MEMORY_BYTES
+from rms.arrays import I4, I8
+from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 
 _UNLIMITED = 1 << 62
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from domain.compiled import compiled
+from rms.arrays import I4, I8
+from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
 from rms.packing import Need, Spread, capacity, capacity_at, measure, pack, rooms
-from rms.region import CPUS_MILLI, GPUS, I4, I8, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
 
 NOWHERE = -1
 

@@ -6,10 +6,13 @@ import numpy as np
 
 from domain.compiled import compiled
 from domain.scheduling import JobRequest
+from rms.arrays import I8
 from rms.gang import GangPlan, JobPlan, Planner, Undo, need_of, undoing
+from rms.holders import Holders
+from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 from rms.packing import Need, capacity, capacity_at
 from rms.planning import hopeful_groups
-from rms.region import CPUS_MILLI, GPUS, I8, MEMORY_BYTES, Holders, Region
+from rms.region import Region
 
 
 def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
@@ -98,7 +101,7 @@ def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, 
 
     `free` is without it. Whether every job fits into a group afterwards.
     """
-    for k in range(holders.at[holder], holders.at[holder + 1]):
+    for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
         for g in range(len(groups)):
             if groups[g, 1] <= row < groups[g, 2]:
