@@ -1,8 +1,8 @@
 """end-to-end: 500 workloads of one task from POST to finished on the embedded stack.
 
 Against 500 bare workflows with one activity on the same Temporal server (`bench.bare`): from the start of the first to
-the result of the last. The stack is `mizzen up`'s: API, worker, Postgres, Temporal and the agents of 4 machines, each a
-process, on this computer; the bare workflows' worker is one more process. A workload's task is `true`; all 500 fit at
+the result of the last. The stack is `mizzen up`'s: API, worker, Postgres, Temporal and the agents of 13 machines, each
+a process, on this computer; the bare workflows' worker is one more process. A workload's task is `true`; all 500 fit at
 once. They are POSTed by 8 clients, and have finished when Postgres says so of the last. While one thing is measured the
 others' processes wait.
 """
@@ -34,9 +34,11 @@ from infra.stack.supervisor import Child, dies_with_parent
 from infra.temporal_client import connect
 from mizzen.client import Client
 
-WORKLOADS, CLIENTS, MACHINES = 500, 8, 4
+WORKLOADS, CLIENTS = 500, 8
+MACHINES, CPUS = 13, 4
+"""40 tasks fit on a machine: as many as it has ports for the tasks that lead a job."""
 _PATIENCE_S = 600.0
-_MACHINES = MachineEntry(name="m", count=MACHINES, cpus=64, memory=64 << 30)
+_MACHINES = MachineEntry(name="m", count=MACHINES, cpus=CPUS, memory=64 << 30)
 FLEET = Fleet(
     regions=(RegionEntry(name="r", clusters=(ClusterEntry(name="c", machines=(_MACHINES,)),)),),
 )
