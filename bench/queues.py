@@ -3,9 +3,9 @@
 - Tenants: their levels by MAST's shares of workloads (section 5.1): 3, 20, 16, 54, 0.2, 0.5 and the rest % for levels 1
   to 7. Tenant i submits in proportion to 1 / i (Zipf). One in four has a limit on CPUs. Shares of the window's use are
   uniform up to 2%.
-- Gangs: 2,000 different ones. 30% want no GPUs; the others 8, 16, 32, 64, 128 or 256 (35, 25, 20, 12, 7, 1%; MAST's
-  percentiles 50, 90 and 99 are 16, 64 and 128) of one to three accepted types, in tasks of 8. One in two has a job
-  without GPUs beside it. Workloads take any of them with the same probability.
+- Gangs: 2,000, of which some are the same. 30% want no GPUs; the others 8, 16, 32, 64, 128 or 256 (35, 25, 20, 12, 7,
+  1%; MAST's percentiles 50, 90 and 99 are 16, 64 and 128) of one to three accepted types, in tasks of 8. One in two has
+  a job without GPUs beside it. Workloads take any of them with the same probability.
 - Submissions: 70% evenly over the last week, 30% in 100 bursts of a minute.
 - 2% as many placed workloads as pending ones, with one gang's GPUs of its most preferred types each.
 - Quotas: for each tenant and type what is placed and between 20% and 100% (evenly) of what it has pending could take,
@@ -52,7 +52,7 @@ def gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
     """The different gangs of a queue."""
     gpus = rng.choice((8, 16, 32, 64, 128, 256), GANGS, p=(0.35, 0.25, 0.2, 0.12, 0.07, 0.01))
     gpus[rng.random(GANGS) < 0.3] = 0
-    types, beside, tasks = rng.integers(len(_TYPES), size=GANGS), rng.random(GANGS) < 0.5, rng.integers(1, 200, GANGS)
+    types, beside, tasks = rng.integers(len(_TYPES), size=GANGS), rng.random(GANGS) < 0.5, rng.integers(1, 2000, GANGS)
     out = []
     for k in range(GANGS):
         jobs = []
