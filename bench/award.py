@@ -62,8 +62,13 @@ def at_once(works: Sequence[Callable[[], None]]) -> float:
         one.start()
     ready.wait()
     start_s = time.perf_counter()
-    for one in threads:
-        one.join()
+    try:
+        for one in threads:
+            one.join()
+    except KeyboardInterrupt:
+        for one in threads:  # They end soon by themselves, and need the server until then.
+            one.join()
+        raise
     took_s = time.perf_counter() - start_s
     if errors:
         raise errors[0]

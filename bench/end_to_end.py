@@ -3,7 +3,7 @@
 Against 500 bare workflows with one activity on the same Temporal server (`bench.bare`): from the start of the first to
 the result of the last. The stack is `mizzen up`'s: API, worker, Postgres, Temporal and the agents of 13 machines, each
 a process, on this computer; the bare workflows' worker is one more process. A workload's task is `true`; all 500 fit at
-once. They are POSTed by 8 clients, and have finished when Postgres says so of the last. While one thing is measured the
+once. They are POSTed by 8 threads, and have finished when Postgres says so of the last. While one thing is measured the
 others' processes wait.
 """
 
@@ -104,9 +104,13 @@ class Stack:
         batch = uuid.uuid4().hex[:8]
         mine = select(Workload).where(Workload.name.startswith(batch))
         start_s = time.perf_counter()
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            posts = [threads.submit(self._post, f"{batch}-{k}", range(k, WORKLOADS, CLIENTS)) for k in range(CLIENTS)]
-            await self._until(lambda: all(post.done() for post in posts))
+        with Client(self.embedded.api_url, self.embedded.operator_key) as client:
+            threads = ThreadPoolExecutor(CLIENTS)
+            try:
+                posts = [threads.submit(client.submit, document(f"{batch}-{k}")) for k in range(WORKLOADS)]
+                await self._until(lambda: all(post.done() for post in posts))
+            finally:
+                threads.shutdown(cancel_futures=True)
         for post in posts:
             post.result()
         await self._until(lambda: self._count(mine.where(Workload.finished_at.is_not(None))) == WORKLOADS)
@@ -115,11 +119,6 @@ class Stack:
         if succeeded != WORKLOADS:
             raise Unfit(f"{succeeded} of {WORKLOADS} workloads succeeded")
         return WORKLOADS / took_s
-
-    def _post(self, prefix: str, numbers: range) -> None:
-        with Client(self.embedded.api_url, self.embedded.operator_key) as client:
-            for number in numbers:
-                client.submit(document(f"{prefix}-{number}"))
 
     async def bare(self) -> float:
         """Bare workflows a second."""
