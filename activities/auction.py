@@ -2,17 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities import awards, on_demand
-from activities.bids import Asked, asked, region_bid, region_bids
+from activities.bids import Asked, asked, bids_on, region_bid, region_bids
 from activities.dry_run import dry_run
 from activities.held import Held
-from activities.order import Entry, Order, batch, put_batch
+from activities.order import Order, batch, put_batch
 from activities.placing import Answers, Placing
 from activities.waiting import explain
 from domain.phases import QUEUED_PHASES, Phase
@@ -33,10 +33,12 @@ _PUBLISHING_SHARE = 0.1
 class AuctionActivities:
     """The queue's side: scans and awards."""
 
-    def __init__(self, engine: Engine, settings: Settings, held: Held) -> None:
+    def __init__(self, engine: Engine, settings: Settings, held: Held, here: Collection[str] = ()) -> None:
+        """`here` are regions whose RMS is this very process: it need not ask itself for bids."""
         self._engine = engine
         self._settings = settings.scheduler
         self._held = held
+        self._here = frozenset(here)
         self._order: Order | None = None
         """The newest scan's, if this process made it."""
         self._publish_from_s = 0.0
@@ -54,13 +56,13 @@ class AuctionActivities:
             scan = held.queue.scan(held.now_s)
             order = self._order = Order(number, held.now_s, scan)
             ranks = held.queue.other_ranks(scan)
-            regions = sorted(held.regions)
+            regions = sorted(held.regions.keys() - self._here)
         self._counters["scans"] += 1
         with transaction(self._engine) as session:
             write_ranks(session, ranks)
             session.execute(delete(RegionBid).where(RegionBid.scan < number))
             session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
-            if len(order):
+            if len(order) and regions:
                 put_batch(session, number, 0, order.entries(0, self._settings.batch))
         if not len(order):
             self._publish(order)
@@ -91,15 +93,11 @@ class AuctionActivities:
         """Awards a batch in queue order, all of it in one transaction where nothing comes between.
 
         A region in which an earlier workload of the batch was placed bids again (in this process, on the changed
-        state), so the result is that of placing one workload at a time.
+        state), so the result is that of placing one workload at a time. Regions of this very process, and those whose
+        bids were lost, bid here in the first place.
         """
         order = self._order if self._order is not None and self._order.number == request.scan else None
-        with transaction(self._engine) as session:
-            entries = batch(session, request.scan, request.first) if order is None else None
-            bids = region_bids(session, request.scan, request.first)
-        if order is not None:
-            entries = order.entries(request.first, self._settings.batch)
-        result = self._settle(entries or [], bids, request)
+        result = self._settle(order, request)
         if order is None:
             result.over = True
             with transaction(self._engine) as session:
@@ -114,22 +112,28 @@ class AuctionActivities:
         if following >= len(order):
             result.rest_s = self._publish(order)
             return
+        if self._held.regions.keys() <= self._here:
+            return
         with transaction(self._engine) as session:
             put_batch(session, order.number, following, order.entries(following, self._settings.batch))
 
-    def _settle(
-        self, entries: Sequence[Entry], bids: Mapping[str, Sequence[Bid]], request: AwardRequest
-    ) -> AwardResult:
+    def _settle(self, order: Order | None, request: AwardRequest) -> AwardResult:
         """Places, awards, and explains to those who wait why they do."""
         result = AwardResult(awarded=0, waiting=0, rebids=0)
-        with transaction(self._engine) as session:
-            todo = asked(session, entries)
         with self._held.current() as held:
-            answers = {a.entry.workload: _answers(a, bids, request) for a in todo}
-            for own in answers.values():
-                for region in own.keys() - held.regions.keys() - set(request.unreachable):
-                    del own[region]  # It is gone since it bid.
-            placing = Placing(held, answers)
+            reachable = held.regions.keys() - set(request.unreachable)
+            with transaction(self._engine) as session:
+                if order is not None:
+                    entries = order.entries(request.first, self._settings.batch)
+                else:
+                    entries = batch(session, request.scan, request.first)
+                todo = asked(session, entries)
+                bids = {}
+                if not reachable <= self._here:
+                    bids = region_bids(session, request.scan, request.first)
+            for region in sorted(reachable - bids.keys()):
+                bids[region] = bids_on(held.planner(region), todo)
+            placing = Placing(held, _answers(todo, bids, request), reachable)
             stale: Counter[str] = Counter()
             waiting: list[Asked] = []
             while todo:
@@ -212,12 +216,17 @@ def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
 
 
-def _answers(a: Asked, bids: Mapping[str, Sequence[Bid]], request: AwardRequest) -> Answers:
-    workload = a.entry.workload
-    answers = {bid.region: bid for bid in bids.get(workload, ())}
-    for region in request.unreachable:
-        detail = {"region": region, "waited_s": request.waited_s}
-        answers[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
+def _answers(todo: Sequence[Asked], bids: Mapping[str, Sequence[Bid]], request: AwardRequest) -> dict[str, Answers]:
+    """First bids by workload and region; for a region that did not answer, that."""
+    answers: dict[str, Answers] = {a.entry.workload: {} for a in todo}
+    for region in bids.keys() - set(request.unreachable):
+        for bid in bids[region]:
+            if bid.workload in answers:
+                answers[bid.workload][region] = bid
+    for workload, own in answers.items():
+        for region in request.unreachable:
+            detail = {"region": region, "waited_s": request.waited_s}
+            own[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
     return answers
 
 

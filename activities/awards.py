@@ -5,7 +5,7 @@ database is the judge of every slot, as it is for all who write allocations.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -106,16 +106,19 @@ class _Machine:
     free_memory_bytes: int
 
 
+_Rows = list[dict[str, Any]]
+
+
 @dataclass
 class _Writes:
     """What an award will write, by table."""
 
-    workloads: list[tuple[Any, ...]] = field(default_factory=list)
-    attempts: list[tuple[Any, ...]] = field(default_factory=list)
-    evictions: list[tuple[Any, ...]] = field(default_factory=list)
-    allocations: list[tuple[Any, ...]] = field(default_factory=list)
-    events: list[tuple[Any, ...]] = field(default_factory=list)
-    mails: list[tuple[Any, ...]] = field(default_factory=list)
+    workloads: _Rows = field(default_factory=list)
+    attempts: _Rows = field(default_factory=list)
+    evictions: _Rows = field(default_factory=list)
+    allocations: _Rows = field(default_factory=list)
+    events: _Rows = field(default_factory=list)
+    mails: _Rows = field(default_factory=list)
 
 
 def _award(cursor: Cursor[Any], candidates: Sequence[Candidate]) -> Awarded:
@@ -235,12 +238,13 @@ class _Facts:
                 machine.free_cpus_milli - share.cpus_milli + awaited_cpus,
                 machine.free_memory_bytes - share.memory_bytes + awaited_memory,
             )
-            tasks = {"tasks": slots.slots_of_tasks(share, slots.bits(own | awaited))}
             taken.allocations.append(
-                (
-                    plan.workload, attempt, machine_id, own, awaited, share.cpus_milli, awaited_cpus,
-                    share.memory_bytes, awaited_memory, json.dumps(tasks), complete,
-                )
+                {
+                    "workload": plan.workload, "attempt": attempt, "machine": machine_id, "slots": own,
+                    "awaited": awaited, "cpus_milli": share.cpus_milli, "awaited_cpus_milli": awaited_cpus,
+                    "memory_bytes": share.memory_bytes, "awaited_memory_bytes": awaited_memory,
+                    "tasks": {"tasks": slots.slots_of_tasks(share, slots.bits(own | awaited))}, "complete": complete,
+                }
             )  # fmt: skip
         return taken
 
@@ -253,26 +257,27 @@ class _Facts:
         )
         if not taken.ready:
             reason = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": list(plan.victims), "region": plan.region})
-        why = json.dumps(reason.to_json())
-        writes.workloads.append((plan.workload, attempt, plan.region, why))
+        own = {"workload": plan.workload, "attempt": attempt, "region": plan.region, "reason": reason.to_json()}
+        writes.workloads.append(own)
         writes.attempts.append(
-            (
-                plan.workload, attempt, plan.region, json.dumps(_plan_body(plan, rank)), taken.ready,
-                json.dumps(_gpu_types(candidate)), sum(job.cpus_milli for job in candidate.jobs), rank,
-            )
+            {
+                **own, "plan": _plan_body(plan, rank), "ready": taken.ready, "gpu_types": _gpu_types(candidate),
+                "cpus_milli": sum(job.cpus_milli for job in candidate.jobs), "rank": rank,
+            }
         )  # fmt: skip
         writes.allocations += taken.allocations
         for victim in plan.victims:
             found = self._victims[victim]
             found.leaving = True
-            writes.evictions.append((plan.workload, attempt, victim, found.number))
+            writes.evictions.append(
+                {"evictor": plan.workload, "evictor_attempt": attempt, "victim": victim, "victim_attempt": found.number}
+            )
             told = {"evictor": plan.workload, "evictor_rank": rank, "rank": found.rank}
-            writes.mails.append((victim, _mail(MailKind.EVICT, found.number, told)))
+            writes.mails.append(_mail(victim, MailKind.EVICT, found.number, told))
         detail = {"machines": machines, "victims": list(plan.victims), "rank": rank}
-        dedup = f"{attempt}:{Phase.PLACING.value}"
-        writes.events.append((tenant, plan.workload, attempt, plan.region, why, json.dumps(detail), dedup))
+        writes.events.append({**own, "tenant": tenant, "detail": detail, "dedup": f"{attempt}:{Phase.PLACING.value}"})
         awarded = {"ready": taken.ready, "region": plan.region, "rank": rank}
-        writes.mails.append((plan.workload, _mail(MailKind.AWARDED, attempt, awarded)))
+        writes.mails.append(_mail(plan.workload, MailKind.AWARDED, attempt, awarded))
 
 
 @dataclass
@@ -281,7 +286,7 @@ class _Taken:
 
     machines: dict[str, _Machine] = field(default_factory=dict)
     """As they are then, by id."""
-    allocations: list[tuple[Any, ...]] = field(default_factory=list)
+    allocations: _Rows = field(default_factory=list)
     ready: bool = True
     """It holds everything at once."""
 
@@ -306,73 +311,61 @@ def _gpu_types(candidate: Candidate) -> dict[str, int]:
     return out
 
 
-def _mail(kind: MailKind, attempt: int, detail: Mapping[str, object]) -> str:
-    return json.dumps({"kind": kind.value, "attempt": attempt, "detail": detail})
+def _mail(workload: str, kind: MailKind, attempt: int, detail: Mapping[str, object]) -> dict[str, Any]:
+    return {"workload": workload, "body": {"kind": kind.value, "attempt": attempt, "detail": detail}}
 
 
 _WORKLOADS = f"""
-    update workload
-    set attempt = n.attempt, region = n.region, phase = '{Phase.PLACING.value}', reason = n.reason::jsonb
-    from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) as n (id, attempt, region, reason)
-    where workload.id = n.id"""
+    update workload set attempt = n.attempt, region = n.region, phase = '{Phase.PLACING.value}', reason = n.reason
+    from json_to_recordset(%s::json) as n (workload text, attempt bigint, region text, reason jsonb)
+    where workload.id = n.workload"""
 _ATTEMPTS = """
     insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
-    select workload, attempt, region, plan::jsonb, clock_timestamp(), case when ready then clock_timestamp() end,
-           gpu_types::jsonb, cpus_milli, rank
-    from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[], %s::bool[], %s::text[], %s::bigint[], %s::bigint[])
-        as n (workload, attempt, region, plan, ready, gpu_types, cpus_milli, rank)"""
-_EVICTIONS = """
-    insert into eviction (evictor, evictor_attempt, victim, victim_attempt)
-    select * from unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[])"""
-_VICTIMS_LOCK = """
-    select from attempt as a join unnest(%s::text[], %s::bigint[]) as n (victim, number)
-        on a.workload = n.victim and a.attempt = n.number
+    select workload, attempt, region, plan, clock_timestamp(), case when ready then clock_timestamp() end, gpu_types,
+           cpus_milli, rank
+    from json_to_recordset(%s::json) as n (workload text, attempt bigint, region text, plan jsonb, ready bool,
+                                           gpu_types jsonb, cpus_milli bigint, rank bigint)"""
+_VICTIM = "json_to_recordset(%s::json) as n (evictor text, evictor_attempt bigint, victim text, victim_attempt bigint)"
+_EVICTIONS = f"insert into eviction (evictor, evictor_attempt, victim, victim_attempt) select * from {_VICTIM}"
+_VICTIMS_LOCK = f"""
+    select from attempt as a join {_VICTIM} on a.workload = n.victim and a.attempt = n.victim_attempt
     order by a.workload for update of a"""
-_VICTIMS = """
+_VICTIMS = f"""
     update attempt set evicting_since = clock_timestamp(), evictor = n.evictor
-    from unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[]) as n (evictor, evictor_attempt, victim, number)
-    where attempt.workload = n.victim and attempt.attempt = n.number"""
+    from {_VICTIM} where attempt.workload = n.victim and attempt.attempt = n.victim_attempt"""
 _ALLOCATIONS = """
     insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
                             awaited_memory_bytes, tasks, held_at)
     select workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
-           awaited_memory_bytes, tasks::jsonb, case when complete then clock_timestamp() end
-    from unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-                %s::bigint[], %s::bigint[], %s::text[], %s::bool[])
-        as n (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
-              awaited_memory_bytes, tasks, complete)"""
+           awaited_memory_bytes, tasks, case when complete then clock_timestamp() end
+    from json_to_recordset(%s::json)
+        as n (workload text, attempt bigint, machine text, slots bigint, awaited bigint, cpus_milli bigint, tasks jsonb,
+              complete bool, awaited_cpus_milli bigint, memory_bytes bigint, awaited_memory_bytes bigint)"""
 _EVENTS = f"""
     insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)
-    select 'workload.{Phase.PLACING.value}', tenant, workload, attempt, region, reason::jsonb, detail::jsonb, dedup
-    from unnest(%s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])
-        with ordinality as n (tenant, workload, attempt, region, reason, detail, dedup, place)
-    order by place"""
+    select 'workload.{Phase.PLACING.value}', tenant, workload, attempt, region, reason, detail, dedup
+    from json_to_recordset(%s::json)
+        as n (tenant text, workload text, attempt bigint, region text, reason jsonb, detail jsonb, dedup text)"""
 _WAITING = "delete from waiting where workload = any(%s)"
 _MAILS = """
     insert into outbox (kind, workload, body)
-    select 'mail', workload, body::jsonb
-    from unnest(%s::text[], %s::text[]) with ordinality as n (workload, body, place) order by place"""
+    select 'mail', workload, body from json_to_recordset(%s::json) as n (workload text, body jsonb)"""
 
 
 def _write(cursor: Cursor[Any], writes: _Writes) -> None:
     """Sends everything at once: no statement waits for the answer to the one before it."""
-    connection = cursor.connection
-    with connection.pipeline():
-        cursor.execute(_WORKLOADS, _columns(writes.workloads))
-        cursor.execute(_ATTEMPTS, _columns(writes.attempts))
+    evictions = [json.dumps(writes.evictions)]
+    with cursor.connection.pipeline():
+        cursor.execute(_WORKLOADS, [json.dumps(writes.workloads)])
+        cursor.execute(_ATTEMPTS, [json.dumps(writes.attempts)])
         if writes.evictions:
-            cursor.execute(_EVICTIONS, _columns(writes.evictions))
-        cursor.execute(_ALLOCATIONS, _columns(writes.allocations))
+            cursor.execute(_EVICTIONS, evictions)
+        cursor.execute(_ALLOCATIONS, [json.dumps(writes.allocations)])
         if writes.evictions:
-            evictions = _columns(writes.evictions)
-            cursor.execute(_VICTIMS_LOCK, evictions[2:])
+            cursor.execute(_VICTIMS_LOCK, evictions)
             cursor.execute(_VICTIMS, evictions)
-        cursor.execute(_EVENTS, _columns(writes.events))
-        cursor.execute(_WAITING, [[w for w, *_ in writes.workloads]])
-        cursor.execute(_MAILS, _columns(writes.mails))
+        cursor.execute(_EVENTS, [json.dumps(writes.events)])
+        cursor.execute(_WAITING, [[row["workload"] for row in writes.workloads]])
+        cursor.execute(_MAILS, [json.dumps(writes.mails)])
         cursor.execute(f"notify {events.CHANNEL}".encode())
         cursor.execute(f"notify {outbox.CHANNEL}".encode())
-
-
-def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]

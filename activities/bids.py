@@ -1,11 +1,10 @@
 """A region's bids: its answer to each workload of a batch, against one state of its columns (MAST 4.3)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from temporalio import activity
@@ -18,12 +17,20 @@ from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, PlacementRequest
-from infra.db.models import Eviction, RegionBid, Replica, Workload
+from infra.db.models import RegionBid, Replica
 from infra.db.session import transaction
 from rms.gang import Planner
 
 BIDS = TypeAdapter(list[Bid])
 """Bids to and from JSON."""
+
+
+# Arrays, not lists of parameters: the statement is the same for every batch.
+_ASKS = text(
+    "select id, ask from workload"
+    " where id = any(:ids) and phase = any(:phases) and finished_at is null and held_by is null"
+)
+_EVICTORS = text("select victim, evictor from eviction where victim = any(:ids)")
 
 
 @dataclass(frozen=True)
@@ -39,15 +46,10 @@ class Asked:
 
 def asked(session: Session, entries: Sequence[Entry]) -> list[Asked]:
     """The entries that are still queued and that nobody holds, in the same order, with what Postgres says of them."""
-    rows = session.execute(
-        select(Workload.id, Workload.ask).where(
-            Workload.id.in_([e.workload for e in entries]),
-            Workload.phase.in_(sorted(QUEUED_PHASES)),
-            Workload.finished_at.is_(None),
-            Workload.held_by.is_(None),
-        )
-    )
-    asks = {workload: ask_of(text or "{}") for workload, text in rows}
+    if not entries:
+        return []
+    rows = session.execute(_ASKS, {"ids": [e.workload for e in entries], "phases": sorted(QUEUED_PHASES)})
+    asks = {workload: ask_of(ask) for workload, ask in rows}
     enemies = evictors(session, asks)
     replicas = ready_replicas(session, {t for ask in asks.values() for t in ask.tables})
     return [
@@ -62,17 +64,16 @@ def placement_request(entry: Entry, ask: Ask, enemies: frozenset[str] = frozense
 
     `enemies` are those that evicted it before.
     """
-    types = entry.gpu_types or tuple(job.gpu_types for job in ask.jobs)
-    jobs = tuple(replace(job, gpu_types=tuple(t)) for job, t in zip(ask.jobs, types, strict=True))
+    jobs = ask.jobs
+    if entry.gpu_types is not None:
+        jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, entry.gpu_types, strict=True))
     return PlacementRequest(entry.workload, entry.rank, jobs, enemies)
 
 
 def evictors(session: Session, workloads: Mapping[str, object] | Sequence[str]) -> dict[str, frozenset[str]]:
     """For each of `workloads`, those that evicted it before."""
     out: dict[str, set[str]] = {workload: set() for workload in workloads}
-    for victim, evictor in session.execute(
-        select(Eviction.victim, Eviction.evictor).where(Eviction.victim.in_(sorted(out)))
-    ):
+    for victim, evictor in session.execute(_EVICTORS, {"ids": list(out)}):
         out[victim].add(evictor)
     return {workload: frozenset(found) for workload, found in out.items()}
 
@@ -108,6 +109,24 @@ def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> 
     return replace(answer, victim_attempts=victims)
 
 
+def bids_on(planner: Planner, batch: Sequence[Asked]) -> list[Bid]:
+    """A region's answers to a batch, each against the same state: those who ask the same get the same answer."""
+    known: dict[object, Bid] = {}
+    out = []
+    for a in batch:
+        key = a.ask, a.request.jobs, a.request.rank, a.request.may_not_evict
+        answer = known.get(key)
+        if answer is None:
+            answer = known[key] = region_bid(planner, a)
+        elif answer.plan is not None:
+            plan = replace(answer.plan, workload=a.request.workload)
+            answer = replace(answer, workload=a.request.workload, plan=plan)
+        else:
+            answer = replace(answer, workload=a.request.workload)
+        out.append(answer)
+    return out
+
+
 class RegionActivities:
     """What a region's RMS processes do in an auction. They touch nothing but their own bids."""
 
@@ -120,24 +139,20 @@ class RegionActivities:
         """Bids on a batch, each workload against the same state; the number of plans found."""
         with transaction(self._engine) as session:
             wanted = asked(session, batch(session, request.scan, request.first))
-        if not wanted:
-            return 0
         with self._held.current() as held:
             if request.region not in held.regions:
                 return 0
-            planner = held.planner(request.region)
-            bids = [region_bid(planner, a) for a in wanted]
+            bids = bids_on(held.planner(request.region), wanted)
         row = {"scan": request.scan, "first": request.first, "region": request.region}
         with transaction(self._engine) as session:
-            found = insert(RegionBid).values(**row, bids=json.loads(BIDS.dump_json(bids)))
+            found = insert(RegionBid).values(**row, bids=BIDS.dump_json(bids))
             session.execute(found.on_conflict_do_nothing())
         return sum(b.plan is not None for b in bids)
 
 
 def region_bids(session: Session, scan: int, first: int) -> dict[str, list[Bid]]:
-    """What regions bid on a batch, by workload."""
-    out: dict[str, list[Bid]] = {}
-    for body in session.scalars(select(RegionBid.bids).where(RegionBid.scan == scan, RegionBid.first == first)):
-        for bid in BIDS.validate_python(body):
-            out.setdefault(bid.workload, []).append(bid)
-    return out
+    """What regions bid on a batch, by region."""
+    rows = session.execute(
+        select(RegionBid.region, RegionBid.bids).where(RegionBid.scan == scan, RegionBid.first == first)
+    )
+    return {region: BIDS.validate_json(bids) for region, bids in rows}

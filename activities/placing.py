@@ -1,6 +1,6 @@
 """Placing a batch in memory: the best of all bids for each workload in queue order, on what was placed before it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import rms.award
@@ -20,6 +20,8 @@ class Placing:
     held: Held
     answers: Mapping[str, Answers]
     """By workload: first bids, and reasons of regions that did not answer."""
+    regions: Set[str]
+    """Those that may bid."""
     changed: set[str] = field(default_factory=set)
     """Regions in which something was placed since the first bids."""
     rebids: int = 0
@@ -30,7 +32,11 @@ class Placing:
 
     def _place(self, asked: Asked) -> Bid | None:
         answers = self.answers[asked.entry.workload]
+        for region in answers.keys() - self.regions:
+            if answers[region].plan is not None:
+                del answers[region]  # It is gone since it bid.
         stale = {r for r, b in answers.items() if b.plan is not None and r in self.changed}
+        stale |= self.regions - answers.keys()  # What it bid, it bid in a process that is not this one.
         fresh: set[str] = set()
         while True:
             for region in sorted(stale):

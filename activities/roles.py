@@ -38,12 +38,12 @@ _THREADS = 32
 
 
 def control_activities(
-    engine: Any, settings: Settings, client: Client, held: Held | None = None
+    engine: Any, settings: Settings, client: Client, held: Held | None = None, here: Sequence[str] = ()
 ) -> list[Callable[..., Any]]:
-    """Activities of the control queue, which decide on what `held` holds."""
+    """Activities of the control queue, which decide on what `held` holds; `here` are regions of the same process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
-    auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler))
+    auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings, client)
     return [
@@ -71,14 +71,19 @@ def _workflows() -> list[type]:
 
 
 def control_worker(
-    client: Client, engine: Any, settings: Settings, threads: ThreadPoolExecutor, held: Held | None = None
+    client: Client,
+    engine: Any,
+    settings: Settings,
+    threads: ThreadPoolExecutor,
+    held: Held | None = None,
+    here: Sequence[str] = (),
 ) -> Worker:
     """A worker for all workflows and for the effects on Postgres."""
     return Worker(
         client,
         task_queue=ids.CONTROL_QUEUE,
         workflows=_workflows(),
-        activities=control_activities(engine, settings, client, held),
+        activities=control_activities(engine, settings, client, held, here),
         activity_executor=threads,
         max_cached_workflows=_CACHED_WORKFLOWS,
         build_id=BUILD_ID,
@@ -143,7 +148,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         if "control" in roles:
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await register(client)
-            await stack.enter_async_context(control_worker(client, engine, settings, threads, held))
+            here = regions if "region" in roles else ()
+            await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await start_singletons(client)
             dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
             stack.callback(dispatcher.cancel)

@@ -149,6 +149,7 @@ class ScanTicket:
     workloads: list[str] = field(default_factory=list)
     """The whole queue: only in histories of before there was `queued`."""
     regions: list[str] = field(default_factory=list)
+    """Those to be asked. A region whose RMS is the process that scanned bids when it awards."""
     batch: int = 1
     bid_timeout_s: float = 30.0
     interval_s: float = 300.0

@@ -433,7 +433,7 @@ class ScanBatch(Base):
     first: Mapped[int] = mapped_column(primary_key=True)
     """Where in the queue it begins, from 0."""
     entries: Mapped[list[Any]] = mapped_column(JSONB)
-    """`domain.scheduling.Entry` of each workload, as JSON."""
+    """`activities.order.Entry` of each workload, as JSON."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
@@ -444,7 +444,8 @@ class RegionBid(Base):
     scan: Mapped[int] = mapped_column(primary_key=True)
     first: Mapped[int] = mapped_column(primary_key=True)
     region: Mapped[str] = mapped_column(primary_key=True)
-    bids: Mapped[list[Any]] = mapped_column(JSONB)
+    bids: Mapped[bytes]
+    """`domain.scheduling.Bid` of each workload, as JSON."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 

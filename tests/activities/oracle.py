@@ -29,9 +29,9 @@ def now_s(session: Session) -> float:
     return now.timestamp()
 
 
-def queue_snapshot(session: Session, settings: SchedulerSettings) -> QueueSnapshot:
-    """All that a GMS scan pass looks at."""
-    now = now_s(session)
+def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | None = None) -> QueueSnapshot:
+    """All that a GMS scan pass looks at, as of now or another moment."""
+    now = now_s(session) if now is None else now
     shares = window_shares(session, now, settings.fair_window_s)
     tenants = tuple(
         TenantState(
@@ -109,8 +109,10 @@ def window_shares(session: Session, now: float, window_s: float) -> dict[str, fl
     }
 
 
-def region_snapshot(session: Session, region: str, settings: SchedulerSettings) -> RegionSnapshot:
-    """A region's schedulable machines and the workloads placed there."""
+def region_snapshot(
+    session: Session, region: str, settings: SchedulerSettings, now: float | None = None
+) -> RegionSnapshot:
+    """A region's schedulable machines and the workloads placed there, as of now or another moment."""
     machines = session.scalars(
         select(Machine)
         .where(
@@ -121,7 +123,7 @@ def region_snapshot(session: Session, region: str, settings: SchedulerSettings) 
         )
         .order_by(Machine.id)
     ).all()
-    now = now_s(session)
+    now = now_s(session) if now is None else now
     holdings: dict[str, list[Holding]] = defaultdict(list)
     attempts: dict[str, Attempt] = {}
     for allocation, attempt in session.execute(

@@ -13,97 +13,137 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
 $$;
 
+alter table workload add column ask text generated always as (workload_ask(spec)) stored;
+
 -- The change log: which rows have changed that decisions look at. Only what a decision would notice is logged.
 -- It is not crash-safe, and need not be: with it a crash empties `change_epoch`, and readers without an epoch read
 -- everything (`infra.db.changes`).
-create function workload_changed() returns trigger language plpgsql as $$
+--
+-- Rows come and go in statements of many, and change one by one: so the triggers are by statement, and by row with a
+-- condition that spares all changes that no decision looks at.
+create function rows_came() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'INSERT' then
-        insert into change (kind, key) select 'workload', id from new_rows;
-    elsif tg_op = 'DELETE' then
-        insert into change (kind, key) select 'moved', id from old_rows;
-    else
-        insert into change (kind, key)
-        select case when n.submitted_at = o.submitted_at then 'workload' else 'moved' end, n.id
-        from new_rows n join old_rows o on o.id = n.id
-        where (n.tenant, n.level, n.held_by is null, n.submitted_at, n.ask,
-               n.phase in ('pending', 'preempted') and n.finished_at is null)
-            is distinct from
-              (o.tenant, o.level, o.held_by is null, o.submitted_at, o.ask,
-               o.phase in ('pending', 'preempted') and o.finished_at is null);
-    end if;
+    case tg_table_name
+        when 'workload' then
+            insert into change (kind, key) select 'workload', id from moved_rows;
+        when 'attempt' then
+            insert into change (kind, key, attempt, region) select 'attempt', workload, attempt, region from moved_rows;
+        when 'allocation' then
+            insert into change (kind, key, attempt) select distinct 'attempt', workload, attempt from moved_rows;
+        when 'machine' then
+            insert into change (kind, key, region) select 'machine', id, region from moved_rows;
+    end case;
     return null;
 end $$;
 
 -- An attempt that is over counts in its tenant's window of use only: where that is rewritten, it is summed up anew.
-create function attempt_changed() returns trigger language plpgsql as $$
+create function rows_went() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'INSERT' then
-        insert into change (kind, key, attempt, region) select 'attempt', workload, attempt, region from new_rows;
-    elsif tg_op = 'DELETE' then
-        insert into change (kind, key, attempt, region)
-        select case when released_at is null then 'attempt' else 'history' end, workload, attempt, region from old_rows;
-    else
-        insert into change (kind, key, attempt, region)
-        select case when o.released_at is null then 'attempt' else 'history' end, n.workload, n.attempt, n.region
-        from new_rows n join old_rows o on o.workload = n.workload and o.attempt = n.attempt
-        where (n.region, n.awarded_at, n.released_at, n.gpu_types, n.cpus_milli)
-            is distinct from (o.region, o.awarded_at, o.released_at, o.gpu_types, o.cpus_milli)
-           or n.released_at is null
-              and (n.rank, n.started_at, n.ready_at is null, n.evicting_since is null, n.checkpoint_at)
-            is distinct from (o.rank, o.started_at, o.ready_at is null, o.evicting_since is null, o.checkpoint_at);
-    end if;
+    case tg_table_name
+        when 'workload' then
+            insert into change (kind, key) select 'moved', id from moved_rows;
+        when 'attempt' then
+            insert into change (kind, key, attempt, region)
+            select case when released_at is null then 'attempt' else 'history' end, workload, attempt, region
+            from moved_rows;
+        when 'allocation' then
+            insert into change (kind, key, attempt)
+            select distinct 'attempt', workload, attempt from moved_rows where released_at is null;
+        when 'machine' then
+            insert into change (kind, key, region) select 'machine', id, region from moved_rows;
+    end case;
     return null;
 end $$;
+
+do $$
+declare
+    name text;
+begin
+    foreach name in array array['workload', 'attempt', 'allocation', 'machine'] loop
+        execute format('create trigger %1$s_came after insert on %1$s referencing new table as moved_rows'
+            || ' for each statement execute function rows_came()', name);
+        execute format('create trigger %1$s_went after delete on %1$s referencing old table as moved_rows'
+            || ' for each statement execute function rows_went()', name);
+    end loop;
+end $$;
+
+create function workload_changed() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key)
+    values (case when new.submitted_at = old.submitted_at then 'workload' else 'moved' end, new.id);
+    return null;
+end $$;
+
+create trigger workload_changed after update on workload for each row when (
+    (new.tenant, new.level, new.held_by is null, new.submitted_at, new.ask,
+     new.phase in ('pending', 'preempted') and new.finished_at is null)
+    is distinct from
+    (old.tenant, old.level, old.held_by is null, old.submitted_at, old.ask,
+     old.phase in ('pending', 'preempted') and old.finished_at is null))
+    execute function workload_changed();
+
+create function attempt_changed() returns trigger language plpgsql as $$
+begin
+    insert into change (kind, key, attempt, region)
+    values (case when old.released_at is null then 'attempt' else 'history' end, new.workload, new.attempt,
+            case when new.region = old.region then new.region end);
+    return null;
+end $$;
+
+create trigger attempt_changed after update on attempt for each row when (
+    (new.region, new.awarded_at, new.released_at, new.gpu_types, new.cpus_milli)
+    is distinct from
+    (old.region, old.awarded_at, old.released_at, old.gpu_types, old.cpus_milli)
+    or new.released_at is null
+       and (new.rank, new.started_at, new.ready_at is null, new.evicting_since is null, new.checkpoint_at)
+           is distinct from
+           (old.rank, old.started_at, old.ready_at is null, old.evicting_since is null, old.checkpoint_at))
+    execute function attempt_changed();
 
 create function allocation_changed() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'INSERT' then
-        insert into change (kind, key, attempt) select distinct 'attempt', workload, attempt from new_rows;
-    elsif tg_op = 'DELETE' then
-        insert into change (kind, key, attempt)
-        select distinct 'attempt', workload, attempt from old_rows where released_at is null;
-    else
-        insert into change (kind, key, attempt)
-        select distinct 'attempt', n.workload, n.attempt
-        from new_rows n
-        join old_rows o on o.workload = n.workload and o.attempt = n.attempt and o.machine = n.machine
-        where (n.slots, n.cpus_milli - n.awaited_cpus_milli, n.memory_bytes - n.awaited_memory_bytes,
-               n.released_at is null)
-            is distinct from
-              (o.slots, o.cpus_milli - o.awaited_cpus_milli, o.memory_bytes - o.awaited_memory_bytes,
-               o.released_at is null);
-    end if;
+    insert into change (kind, key, attempt) values ('attempt', new.workload, new.attempt);
     return null;
 end $$;
+
+create trigger allocation_changed after update on allocation for each row when (
+    (new.slots, new.cpus_milli - new.awaited_cpus_milli, new.memory_bytes - new.awaited_memory_bytes,
+     new.released_at is null)
+    is distinct from
+    (old.slots, old.cpus_milli - old.awaited_cpus_milli, old.memory_bytes - old.awaited_memory_bytes,
+     old.released_at is null))
+    execute function allocation_changed();
 
 create function machine_changed() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'INSERT' then
-        insert into change (kind, key, region) select 'machine', id, region from new_rows;
-    elsif tg_op = 'DELETE' then
-        insert into change (kind, key, region) select 'machine', id, region from old_rows;
-    else
-        insert into change (kind, key, region)
-        select 'machine', n.id, r.region
-        from new_rows n join old_rows o on o.id = n.id
-        cross join lateral (select n.region union select o.region) as r
-        where (n.region, n.cluster, n.rack, n.gpu_type, n.gpus, n.cpus_milli, n.memory_bytes, n.held, n.free_cpus_milli,
-               n.free_memory_bytes, n.state = 'ready', n.cordon is null, n.draining)
-            is distinct from
-              (o.region, o.cluster, o.rack, o.gpu_type, o.gpus, o.cpus_milli, o.memory_bytes, o.held, o.free_cpus_milli,
-               o.free_memory_bytes, o.state = 'ready', o.cordon is null, o.draining);
+    insert into change (kind, key, region) values ('machine', new.id, new.region);
+    if new.region <> old.region then
+        insert into change (kind, key, region) values ('machine', new.id, old.region);
     end if;
     return null;
 end $$;
 
+create trigger machine_changed after update on machine for each row when (
+    (new.region, new.cluster, new.rack, new.gpu_type, new.gpus, new.cpus_milli, new.memory_bytes, new.held,
+     new.free_cpus_milli, new.free_memory_bytes, new.state = 'ready', new.cordon is null, new.draining)
+    is distinct from
+    (old.region, old.cluster, old.rack, old.gpu_type, old.gpus, old.cpus_milli, old.memory_bytes, old.held,
+     old.free_cpus_milli, old.free_memory_bytes, old.state = 'ready', old.cordon is null, old.draining))
+    execute function machine_changed();
+
+-- Of these there are few, and they are read whole.
 create function named_changed() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key) values (tg_table_name, '');
     return null;
 end $$;
 
-create function all_changed() returns trigger language plpgsql as $$
+create trigger tenant_changed after insert or update or delete on tenant
+    for each statement execute function named_changed();
+create trigger region_changed after insert or update or delete on region
+    for each statement execute function named_changed();
+
+create function all_went() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key) values ('everything', '');
     return null;
@@ -113,19 +153,8 @@ do $$
 declare
     name text;
 begin
-    foreach name in array array['workload', 'attempt', 'allocation', 'machine'] loop
-        execute format('create trigger %1$s_inserted after insert on %1$s referencing new table as new_rows'
-            || ' for each statement execute function %1$s_changed()', name);
-        execute format('create trigger %1$s_updated after update on %1$s'
-            || ' referencing new table as new_rows old table as old_rows'
-            || ' for each statement execute function %1$s_changed()', name);
-        execute format('create trigger %1$s_deleted after delete on %1$s referencing old table as old_rows'
-            || ' for each statement execute function %1$s_changed()', name);
-        execute format('create trigger %1$s_truncated after truncate on %1$s'
-            || ' for each statement execute function all_changed()', name);
-    end loop;
-    foreach name in array array['tenant', 'region'] loop
-        execute format('create trigger %1$s_changed after insert or update or delete or truncate on %1$s'
-            || ' for each statement execute function named_changed()', name);
+    foreach name in array array['workload', 'attempt', 'allocation', 'machine', 'tenant', 'region'] loop
+        execute format(
+            'create trigger %1$s_emptied after truncate on %1$s for each statement execute function all_went()', name);
     end loop;
 end $$;

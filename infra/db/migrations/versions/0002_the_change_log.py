@@ -45,8 +45,6 @@ def upgrade() -> None:
     op.add_column("attempt", sa.Column("rank", sa.BigInteger(), server_default="7", nullable=False))
     op.execute("update attempt set rank = (plan ->> 'rank')::bigint where plan ->> 'rank' is not null")
     op.execute((Path(__file__).parent.parent / "0002_change_log.sql").read_text())
-    ask = sa.Computed("workload_ask(spec)", persisted=True)
-    op.add_column("workload", sa.Column("ask", sa.Text(), ask, nullable=True))
     op.add_column("publication", sa.Column("columns", sa.LargeBinary(), nullable=True))
     op.execute("alter table publication alter column columns set storage external")
     op.drop_table("region_bid")
@@ -55,7 +53,7 @@ def upgrade() -> None:
         sa.Column("scan", sa.BigInteger(), nullable=False),
         sa.Column("first", sa.BigInteger(), nullable=False),
         sa.Column("region", sa.Text(), nullable=False),
-        sa.Column("bids", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("bids", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("scan", "first", "region"),
         prefixes=["UNLOGGED"],
     )
@@ -84,12 +82,13 @@ def downgrade() -> None:
     )
     op.drop_column("publication", "columns")
     for table in _WATCHED:
-        for what in ("inserted", "updated", "deleted", "truncated"):
+        for what in ("came", "went", "changed", "emptied"):
             op.execute(f"drop trigger {table}_{what} on {table}")
         op.execute(f"drop function {table}_changed")
     for table in ("tenant", "region"):
         op.execute(f"drop trigger {table}_changed on {table}")
-    op.execute("drop function named_changed, all_changed")
+        op.execute(f"drop trigger {table}_emptied on {table}")
+    op.execute("drop function named_changed, all_went, rows_came, rows_went")
     op.drop_column("workload", "ask")
     op.execute("drop function workload_ask")
     op.drop_column("attempt", "rank")
