@@ -22,6 +22,8 @@ class ReasonCode(StrEnum):
     DATA_NOWHERE = "data_nowhere"
     REPLICATING_DATA = "replicating_data"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
+    REFUSED_LIKE = "refused_like"
+    RESERVED = "reserved"
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
@@ -61,6 +63,8 @@ _SENTENCES: dict[ReasonCode, str] = {
         "region {region} can place {placeable} of {tasks} tasks of job {job} now, evicting {evictable} workloads"
         " of lower priority included"
     ),
+    ReasonCode.REFUSED_LIKE: "region {region} has no room for {smaller}, which needs no more than job {job}",
+    ReasonCode.RESERVED: "slots that free up in region {region} are kept for it; expected to start at {starts_at}",
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.WAITING_FOR_VICTIMS: "waits until {victims} give up their slots",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",

@@ -28,6 +28,8 @@ class JobRequest:
     gpu_types: tuple[str, ...]
     cpus_milli_per_task: int
     memory_bytes_per_task: int
+    span_clusters: bool = False
+    """Its tasks may run in several clusters of a region, where no single one can take them all."""
 
     @property
     def gpus(self) -> int:
@@ -173,6 +175,8 @@ class RunningWorkload:
     """Not evictable before: the end of its minimum runtime."""
     attempt: int = 0
     """Which of its attempts this is: a plan to evict it is about no other."""
+    ends_by_s: float = inf
+    """When its maximum runtime is over; infinity: it has none."""
 
     @property
     def gpus(self) -> int:
@@ -207,6 +211,7 @@ class JobPlacement:
 
     job: str
     cluster: str
+    """Where its tasks span several, their names joined by `+`."""
     gpu_type: str | None
     machines: tuple[tuple[str, int], ...]
 
@@ -227,6 +232,8 @@ class PlanQuality:
     """Sum over jobs of the index of the GPU type in the job's list."""
     racks: int
     machines: int
+    spanning: int = 0
+    """Jobs whose tasks span clusters: the last resort before evictions."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -236,6 +243,7 @@ class PlanQuality:
             sum(self.victims_by_rank),
             self.lost_gpu_s,
             self.youngest_victim_started_at_s,
+            self.spanning,
             self.type_preference,
             self.racks,
             self.machines,
@@ -270,3 +278,5 @@ class Bid:
     reasons: tuple[Reason, ...] = field(default=())
     victim_attempts: Mapping[str, int] = field(default_factory=dict)
     """The attempts of the plan's victims that the bid is about: the award evicts no others."""
+    lasting: bool = False
+    """A refusal that no award can change: one of the jobs has no room, whatever becomes of the others."""

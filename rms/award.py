@@ -1,24 +1,36 @@
-"""A region as it stands right after an award, before any victim has gone: what the next bid has to reckon with."""
+"""What an award, its revocation and a workload's leaving change in a region's columns: the next bid sees it."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
 from rms.machines import shift
-from rms.region import Region
+from rms.region import Promise, Region
 
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
 
 
-def award(region: Region, plan: Plan, request: PlacementRequest) -> None:
+@dataclass(frozen=True)
+class Award:
+    """An award, with what it takes to revoke it."""
+
+    plan: Plan
+    victims: tuple[RunningWorkload, ...]
+    """As they were."""
+
+
+def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: float = inf) -> Award:
     """Awards `plan` to `request` in a region's columns.
 
     On each machine the workload first takes what is free; the rest it is promised from what the plan's victims hold.
     The victims still hold everything and can be evicted no more; what they hold beyond the promise (their surplus)
     is free for nobody until they release it. The workload joins the running ones with what it holds already, started
-    now and not evictable. So for each machine what is free and what is held add up to the same as before.
+    now and not evictable. So for each machine what is free and what is held add up to the same as before. `ends_by_s`
+    is when its maximum runtime will be over.
 
     Raises:
         ValueError: the plan does not belong to the request, names a machine or victim that the region lacks or that
@@ -39,14 +51,78 @@ def award(region: Region, plan: Plan, request: PlacementRequest) -> None:
             )
     for row, taken in takes.items():
         shift(region.machines, row, *(-int(amount) for amount in taken))
-    for victim in plan.victims:
-        region.put_running(replace(region.workload(victim), evictable=False))
-    holdings = tuple(
-        Holding(region.ids[row], *(int(amount) for amount in taken))
-        for row, taken in sorted(takes.items())
-        if taken.any()
+    victims = tuple(region.workload(victim) for victim in plan.victims)
+    awaited = {region.ids[row]: need - takes[row] for row, need in needs.items()}
+    for victim in victims:
+        region.promises[victim.id] = Promise(plan.workload, _promised(victim, awaited))
+        region.put_running(replace(victim, evictable=False))
+    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if taken.any())
+    region.put_running(
+        RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s)
     )
-    region.put_running(RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False))
+    return Award(plan, victims)
+
+
+def revoke(region: Region, given: Award) -> None:
+    """Takes an award back, as if it had not been. Nothing may have happened to those concerned since."""
+    _give_up(region, region.workload(given.plan.workload), {})
+    region.drop_running(given.plan.workload)
+    for victim in given.victims:
+        del region.promises[victim.id]
+        region.put_running(victim)
+        region.spare_no_more(victim.id)
+
+
+def leave(region: Region, workload: str) -> None:
+    """A workload gives up all it holds: what was promised goes to its evictor if that still waits, the rest is free.
+
+    Raises:
+        KeyError: it holds nothing here.
+    """
+    going = region.workload(workload)
+    promise = region.promises.pop(workload, None)
+    if promise is None or region.number(promise.to) is None:
+        promise = Promise("", {})
+    _give_up(region, going, promise.amounts)
+    region.drop_running(workload)
+    if promise.amounts:
+        heir = region.workload(promise.to)
+        held = _held(heir)
+        for machine, amounts in promise.amounts.items():
+            held[machine] = held.get(machine, np.zeros(3, np.int64)) + amounts
+        region.put_running(replace(heir, holdings=tuple(_holding(m, amounts) for m, amounts in sorted(held.items()))))
+
+
+def _held(workload: RunningWorkload) -> dict[str, I8]:
+    """What a workload holds by machine; it may hold something in several parts."""
+    out: dict[str, I8] = {}
+    for h in workload.holdings:
+        part = np.array((h.gpus, h.cpus_milli, h.memory_bytes), np.int64)
+        out[h.machine] = out.get(h.machine, 0) + part
+    return out
+
+
+def _give_up(region: Region, workload: RunningWorkload, kept: Mapping[str, I8]) -> None:
+    """Frees what a workload holds, but for what is `kept` for another."""
+    for machine, amounts in _held(workload).items():
+        row = region.row(machine)
+        if row is not None:
+            shift(region.machines, row, *(int(amount) for amount in amounts - kept.get(machine, 0)))
+
+
+def _promised(victim: RunningWorkload, awaited: dict[str, I8]) -> dict[str, I8]:
+    """What of a victim's holdings is promised on; `awaited` shrinks by it."""
+    out: dict[str, I8] = {}
+    for machine, held in _held(victim).items():
+        amounts = np.minimum(awaited.get(machine, 0), held)
+        if amounts.any():
+            out[machine] = amounts
+            awaited[machine] = awaited[machine] - amounts
+    return out
+
+
+def _holding(machine: str, amounts: I8) -> Holding:
+    return Holding(machine, *(int(amount) for amount in amounts))
 
 
 def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:

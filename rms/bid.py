@@ -6,7 +6,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, PlanQuality, RegionSnapshot
-from rms.gang import GangPlan, JobPlan, Planner, Stuck, undoing
+from rms.gang import SEVERAL, GangPlan, JobPlan, Planner, Stuck, undoing
 from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
@@ -47,7 +47,8 @@ def _placement(region: Region, plan: JobPlan) -> JobPlacement:
     ids = region.ids
     machines = tuple((ids[row], tasks) for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True))
     gpu_type = plan.job.gpu_types[plan.preference] if plan.job.gpus_per_task else None
-    return JobPlacement(plan.job.name, region.clusters[plan.cluster], gpu_type, machines)
+    numbers = region.clusters_of(plan.rows) if plan.cluster == SEVERAL else [plan.cluster]
+    return JobPlacement(plan.job.name, "+".join(region.clusters[number] for number in numbers), gpu_type, machines)
 
 
 def _quality(region: Region, plan: GangPlan) -> PlanQuality:
@@ -59,4 +60,5 @@ def _quality(region: Region, plan: GangPlan) -> PlanQuality:
         sum(job.preference for job in plan.jobs),
         sum(job.racks for job in plan.jobs),
         sum(len(job.rows) for job in plan.jobs),
+        sum(job.cluster == SEVERAL for job in plan.jobs),
     )

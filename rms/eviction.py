@@ -243,13 +243,16 @@ def plan_evicting(
 
 
 @compiled
-def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, work: I8) -> int:
-    """The largest number of the job's tasks that one cluster and type could take with everybody gone who may be."""
+def most_placeable(
+    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, span: bool, work: I8
+) -> int:
+    """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
     most = 0
     for preference in range(len(types) if need.gpus else 1):
         wanted = types[preference] if need.gpus else NO_TYPE
         if need.gpus and wanted == NO_TYPE:
             continue
+        fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
             if first == last:
@@ -261,7 +264,8 @@ def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, 
                     break
                 if not spared[holder]:
                     release(holders, holder, 1, work, first, last)
-            fits = 0
+            if not span:
+                fits = 0
             for row in range(first, last):
                 fits += capacity_at(need, work, row)
             most = max(most, fits)

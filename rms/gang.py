@@ -12,6 +12,9 @@ from rms.eviction import Choice, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
 from rms.region import Region
+from rms.spanning import merged
+
+SEVERAL = -1
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class JobPlan:
     preference: int
     """Index of its GPU type in the job's list; 0 for a job without GPUs."""
     cluster: int
+    """`SEVERAL` where no single one could take it."""
     rows: I4
     """Its machines, in the order of their ids."""
     tasks: I8
@@ -59,6 +63,7 @@ class Planner:
         self._out: Spread
         self._choice: Choice
         self._work: I8
+        self._stuck: JobRequest | None = None
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
@@ -74,7 +79,18 @@ class Planner:
             number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
+        self._stuck = None
         return spared
+
+    def without_room(self, request: PlacementRequest) -> JobRequest | None:
+        """The job on which the last plan for the request failed, if it has no room by itself either.
+
+        The jobs before it may have taken what it needs; the region is as it was before the plan.
+        """
+        job = self._stuck
+        if job is None or job is request.jobs[0] or self.most_now(job, request.rank, self.begin(request)) < job.tasks:
+            return job
+        return None
 
     def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
         """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
@@ -85,6 +101,7 @@ class Planner:
         for job in request.jobs:
             plan = self.free(job) or self._evicting(job, request.rank, spared)
             if plan is None:
+                self._stuck = job
                 return Stuck(job)
             for victim in plan.victims:
                 undo.release(victim)
@@ -95,26 +112,32 @@ class Planner:
 
     def most_ever(self, job: JobRequest) -> int:
         """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
-        key = (need_of(job)[:3], job.gpu_types)
+        key = (need_of(job)[:3], job.gpu_types, job.span_clusters)
         if key not in self._most_ever:
             types = self.region.type_numbers(job)
-            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types)
+            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types, job.span_clusters)
         return self._most_ever[key]
 
     def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
         """The same now, with everybody evicted who may be."""
-        region = self.region
+        region, types = self.region, self.region.type_numbers(job)
         return int(
             most_placeable(
-                region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._work
+                region.machines, region.holders, spared, rank, need_of(job), types, job.span_clusters, self._work
             )
         )
 
     def free(self, job: JobRequest) -> JobPlan | None:
-        """The job's best plan that evicts nobody."""
+        """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
         types = self.region.type_numbers(job)
         best, cluster, count, racks = plan_free(self.region.machines, need_of(job), types, self._out)
-        return None if best == NOWHERE else self._plan(job, best, cluster, count, racks)
+        if best != NOWHERE:
+            return self._plan(job, best, cluster, count, racks)
+        if not job.span_clusters:
+            return None
+        machines, _, rows = merged(self.region)
+        best, _, count, racks = plan_free(machines, need_of(job), types, self._out)
+        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
@@ -129,21 +152,30 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
-        region = self.region
+        region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._out,
-            self._choice,
-        )  # fmt: skip
+            region.machines, region.holders, spared, rank, need, types, self._out, self._choice
+        )
+        rows = None
+        if best == NOWHERE and job.span_clusters:
+            machines, holders, rows = merged(region)
+            best, _, count, racks, victims = plan_evicting(
+                machines, holders, spared, rank, need, types, self._out, self._choice
+            )
+            cluster = SEVERAL
         if best == NOWHERE:
             return None
-        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()))
+        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
 
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = ()
-    ) -> JobPlan:
-        rows, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
-        order = np.argsort(self.region.machines.by_id[rows])
-        return JobPlan(job, preference, cluster, rows[order], tasks[order], racks, victims)
+        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),
+        rows: I4 | None = None,
+    ) -> JobPlan:  # fmt: skip
+        where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        if rows is not None:
+            where = rows[where]
+        order = np.argsort(self.region.machines.by_id[where])
+        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, victims)
 
 
 class Undo:

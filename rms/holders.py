@@ -186,6 +186,15 @@ class HolderTable:
         )
         self.columns.lost_gpu_ms[:] = lost
 
+    def running_on(self, machine: str) -> list[RunningWorkload]:
+        """Those who hold something on a machine, by id."""
+        return [self.workloads[id_] for id_ in sorted(self._on.get(machine, ()))]
+
+    def refresh_one(self, workload: str, now_s: float) -> None:
+        """Whether a workload may be evicted, at a moment."""
+        number = self.number_of[workload]
+        self.columns.evictable[number] = self._free_from_s[number] <= now_s
+
     # ------------------------------------------------------------------------------------------------------------ parts
 
     def _number(self, id_: str) -> int:
@@ -224,13 +233,18 @@ class HolderTable:
         self.columns.evictable[number] = self.columns.evictable[number] and workload.evictable
 
     def _list(self, number: int, workload: RunningWorkload) -> None:
-        rows, amounts = [], []
+        held: dict[int, list[int]] = {}
+        parts: list[tuple[int, int]] = []
         for h in workload.holdings:
             self._on.setdefault(h.machine, set()).add(workload.id)
             row = self._row_of.get(h.machine)
             if row is not None and h.machine not in self._closed and (h.gpus or h.cpus_milli or h.memory_bytes):
-                rows.append(row)
-                amounts.append((h.gpus, h.cpus_milli, h.memory_bytes))
+                # One row for each machine, though a workload may hold something there in several parts.
+                there = held.setdefault(row, [0, 0, 0])
+                parts.append((-h.gpus, int(self._kind_cluster[self._kind[row]])))
+                for column, amount in enumerate((h.gpus, h.cpus_milli, h.memory_bytes)):
+                    there[column] += amount
+        rows, amounts = list(held), list(held.values())
         first = self._room_for(len(rows))
         last = first + len(rows)
         columns = self.columns
@@ -240,8 +254,8 @@ class HolderTable:
         columns.rank[number], columns.started_at_s[number] = workload.rank, workload.started_at_s
         columns.gpus[number] = workload.gpus
         where = self._kind_cluster[self._kind[columns.machine[first:last]]]
-        # The first by name of those with the most GPUs; clusters are numbered by name.
-        self._home[number] = where[np.lexsort((where, -columns.held[first:last, 0]))[0]] if rows else NOWHERE
+        # Its largest part, of equal ones in the first cluster by name: clusters are numbered by name.
+        self._home[number] = min(parts, default=(0, NOWHERE))[1]
         clusters = self._clusters[number] = np.unique(where).astype(np.int32)
         if clusters.size and columns.scanned[clusters].max() == columns.scan.shape[1]:
             self.columns = columns = columns._replace(scan=np.ascontiguousarray(_doubled(columns.scan.T).T))

@@ -13,9 +13,11 @@ class Refused:
     job: JobRequest
     rank: int
     may_not_evict: frozenset[str]
+    bound: bool
+    """Whether what is reserved was out of its reach."""
 
     def is_no_more_than(self, other: "Refused") -> bool:
-        """Whether `other` asks for at least as much of everything, may use no other hardware and evict nobody else."""
+        """Whether `other` asks for at least as much of everything, has no more choice, and may evict nobody else."""
         mine, its = self.job, other.job
         return (
             mine.tasks <= its.tasks
@@ -24,6 +26,8 @@ class Refused:
             and mine.memory_bytes_per_task <= its.memory_bytes_per_task
             and self.rank <= other.rank
             and self.may_not_evict <= other.may_not_evict
+            and self.bound <= other.bound
+            and mine.span_clusters >= its.span_clusters
         )
 
 
@@ -40,10 +44,14 @@ class NegativeCache:
     _frontier: dict[frozenset[str], list[Refused]] = field(default_factory=dict)
     """By the set of GPU types that a job accepts: the hardware."""
 
-    def find(self, request: PlacementRequest) -> tuple[JobRequest, Refused] | None:
-        """One of the request's jobs that has no room, and the refused one that tells so; counts a hit or a miss."""
+    def find(self, request: PlacementRequest, *, bound: bool = False) -> tuple[JobRequest, Refused] | None:
+        """One of the request's jobs that has no room, and the refused one that tells so; counts a hit or a miss.
+
+        `bound`: what is reserved is out of its reach.
+        """
         for job in request.jobs:
-            asked, types = Refused(request.workload, job, request.rank, request.may_not_evict), frozenset(job.gpu_types)
+            asked = Refused(request.workload, job, request.rank, request.may_not_evict, bound)
+            types = frozenset(job.gpu_types)
             for tried, refused in self._frontier.items():
                 if types == tried or (types and types < tried):
                     for known in refused:
@@ -53,9 +61,9 @@ class NegativeCache:
         self.misses += 1
         return None
 
-    def add(self, request: PlacementRequest, job: JobRequest) -> None:
+    def add(self, request: PlacementRequest, job: JobRequest, *, bound: bool = False) -> None:
         """A job that has no room by itself."""
-        new = Refused(request.workload, job, request.rank, request.may_not_evict)
+        new = Refused(request.workload, job, request.rank, request.may_not_evict, bound)
         known = self._frontier.setdefault(frozenset(job.gpu_types), [])
         if not any(old.is_no_more_than(new) for old in known):
             known[:] = [old for old in known if not new.is_no_more_than(old)]
@@ -64,6 +72,14 @@ class NegativeCache:
     def clear(self) -> None:
         """The pass is over; the counts stay."""
         self._frontier.clear()
+
+    def copy(self) -> "NegativeCache":
+        """What is known now."""
+        return NegativeCache(_frontier={types: list(known) for types, known in self._frontier.items()})
+
+    def become(self, other: "NegativeCache") -> None:
+        """Knows what another knows, and no more; the counts stay."""
+        self._frontier = {types: list(known) for types, known in other._frontier.items()}
 
     def __len__(self) -> int:
         return sum(len(known) for known in self._frontier.values())

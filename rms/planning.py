@@ -144,16 +144,18 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
 
 
 @compiled
-def most_ever(machines: Machines, need: Need, types: I4) -> int:
-    """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
+def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
+    """The most of the job's tasks that one cluster (`span`: the region) and type could take if nothing ran."""
     most = 0
     for preference in range(len(types) if need.gpus else 1):
         wanted = types[preference] if need.gpus else NO_TYPE
         if need.gpus and wanted == NO_TYPE:
             continue
+        fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
-            fits = 0
+            if not span:
+                fits = 0
             for row in range(first, last):
                 fits += capacity_at(need, machines.total, row)
             most = max(most, fits)

@@ -20,6 +20,15 @@ def needs(job: JobRequest) -> str:
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 
+def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ...]:
+    """The jobs that no cluster could hold even if nothing ran."""
+    return tuple(
+        Reason(ReasonCode.NO_HARDWARE, {"region": planner.region.name, "job": job.name, "needs": needs(job)})
+        for job in request.jobs
+        if planner.most_ever(job) < job.tasks
+    )
+
+
 def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, spared: B1, evictable: int) -> Sequence[Reason]:
     """The jobs that no cluster could hold even if nothing ran; if there are none, the first one that does not fit now.
 
@@ -27,13 +36,9 @@ def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, spared: B
     after the jobs before it and with everyone evicted who may be, and the number of all those in the region.
     """
     region = planner.region
-    no_hardware = [
-        Reason(ReasonCode.NO_HARDWARE, {"region": region.name, "job": job.name, "needs": needs(job)})
-        for job in request.jobs
-        if planner.most_ever(job) < job.tasks
-    ]
-    if no_hardware:
-        return no_hardware
+    lacking = no_hardware(planner, request)
+    if lacking:
+        return lacking
     job = stuck.job
     detail = {
         "region": region.name,

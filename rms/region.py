@@ -1,13 +1,23 @@
 """A region as columns, kept up to date from its change log: its machines, and who holds what on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
-from rms.arrays import I4
+from rms.arrays import I4, I8
 from rms.holders import Holders, HolderTable
 from rms.machines import NO_TYPE, Layout, Machines, place
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a victim gives up goes to its evictor."""
+
+    to: str
+    amounts: Mapping[str, I8]
+    """By machine."""
 
 
 class Region:
@@ -22,6 +32,8 @@ class Region:
         self.now_s = 0.0
         self.hardware = 0
         """Another number whenever machines may have come, gone or changed what they have."""
+        self.promises: dict[str, Promise] = {}
+        """By victim: who has been awarded what it holds (`rms.award`)."""
         self._closed: set[str] = set()
         """Machines that are not there now: their rows stay, and are empty."""
         self._arrived: dict[str, MachineState] = {}
@@ -71,6 +83,10 @@ class Region:
         """A workload holds nothing here any more."""
         self._holders.drop(workload)
 
+    def spare_no_more(self, workload: str) -> None:
+        """A workload that may be evicted is so at once, not only from the next refresh on."""
+        self._holders.refresh_one(workload, self.now_s)
+
     def refresh(self, now_s: float) -> None:
         """Makes the columns what they have to be at a moment."""
         self.now_s = now_s
@@ -114,6 +130,11 @@ class Region:
         return self._layout.clusters
 
     @property
+    def types(self) -> Mapping[str, int]:
+        """GPU types to numbers."""
+        return self._layout.types
+
+    @property
     def running(self) -> Sequence[str]:
         """Ids of the holders by number; empty for a number that nobody has."""
         return self._holders.ids
@@ -137,6 +158,14 @@ class Region:
     def running_workloads(self) -> Iterable[RunningWorkload]:
         """All holders."""
         return self._holders.workloads.values()
+
+    def clusters_of(self, rows: I4) -> list[int]:
+        """Numbers of the clusters of machines, each once, ascending."""
+        return sorted({self._layout.cluster(row) for row in rows.tolist()})
+
+    def running_on(self, machine: str) -> Iterable[RunningWorkload]:
+        """Those who hold something on a machine, by id."""
+        return self._holders.running_on(machine)
 
     def is_open(self, machine: str) -> bool:
         """Whether a machine is there."""

@@ -65,6 +65,8 @@ class _Hopes:
             for number, job in enumerate(jobs)
             for rows in hopeful_groups(region.machines, need_of(job), region.type_numbers(job))
         ]
+        # One that may span clusters may hope for the whole region.
+        groups += [(number, 0, len(region.ids)) for number, job in enumerate(jobs) if job.span_clusters]
         self._groups = np.array(groups, np.int64).reshape(-1, 3)
         self._needs = np.array([need_of(job) for job in jobs], np.int64)
         self._fits = _all_fits(region.machines.free, self._groups, self._needs)

@@ -4,12 +4,13 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.scheduling import PlacementRequest, RegionSnapshot
 from rms import reference
-from rms.award import award
+from rms.award import Award, award, leave, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
@@ -84,3 +85,60 @@ def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
         region.refresh(now_s)
         now = replace(snapshot, running=running, now_s=now_s)
         assert bid_in(planner, request) == reference.bid(now, request)
+
+
+def _awards(seed: int) -> tuple[Region, RegionSnapshot, list[Award]]:
+    """A region after up to four awards, and as it was before them."""
+    snapshot, _ = crowded(seed)
+    region = Region.of(snapshot)
+    planner = Planner(region)
+    given = []
+    for number in range(4):
+        request = replace(crowded(seed + number)[1], workload=f"new{number}")
+        answer = bid_in(planner, request)
+        if answer.plan is not None:
+            given.append(award(region, answer.plan, request))
+    return region, snapshot, given
+
+
+@settings(PROPERTY, max_examples=200)
+@given(st.integers(0, 2**32))
+def test_a_revoked_award_leaves_no_trace(seed: int) -> None:
+    """With all awards taken back a region bids as before the first."""
+    region, snapshot, given = _awards(seed)
+    for one in reversed(given):
+        revoke(region, one)
+    for number in range(2):
+        request = crowded(seed + number)[1]
+        assert bid_in(Planner(region), request) == reference.bid(snapshot, request)
+
+
+def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """What is free and what is held by machine, shape (3, machines)."""
+    out = region.machines.free.copy()
+    for workload in region.running_workloads():
+        for h in workload.holdings:
+            row = region.row(h.machine)
+            if row is not None:
+                out[:, row] += (h.gpus, h.cpus_milli, h.memory_bytes)
+    return out
+
+
+@settings(PROPERTY, max_examples=200)
+@given(st.integers(0, 2**32))
+def test_whoever_leaves_gives_up_all_and_promises_are_kept(seed: int) -> None:
+    """In any order of leaving nothing is lost or made, and an award whose victims have left holds its whole plan."""
+    region, snapshot, given = _awards(seed)
+    whole = _in_use(Region.of(snapshot))
+    asked = {f"new{number}": crowded(seed + number)[1] for number in range(4)}
+    rng = Random(seed)
+    leaving = [w.id for w in region.running_workloads() if not w.id.startswith("new") and rng.random() < 0.8]
+    leaving += [one.plan.workload for one in given if rng.random() < 0.3]
+    rng.shuffle(leaving)
+    for id_ in leaving:
+        leave(region, id_)
+        assert (_in_use(region) == whole).all()
+    for one in given:
+        if one.plan.workload not in leaving and {v.id for v in one.victims} <= set(leaving):
+            held = sum(h.gpus for h in region.workload(one.plan.workload).holdings)
+            assert held == sum(job.gpus for job in asked[one.plan.workload].jobs)

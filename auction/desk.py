@@ -1,0 +1,102 @@
+"""A region's desk in an auction: it bids, remembers what it refused, and keeps what is reserved."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+
+from auction.entry import Entry
+from auction.joint import CPUS
+from domain.priority import OVER_QUOTA_RANK
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
+from rms.award import Award, award, revoke
+from rms.bid import bid_in
+from rms.gang import Planner
+from rms.machines import CPUS_MILLI, GPUS
+from rms.negative import NegativeCache, Refused
+from rms.refusal import no_hardware
+from rms.region import Region
+from rms.reserve import Reservation, kept, reserve
+
+
+class Desk:
+    """One region in one market."""
+
+    def __init__(self, region: Region, *, may_evict: bool, uses_cache: bool) -> None:
+        self.region = region
+        self._planner = Planner(region)
+        self._may_evict = may_evict
+        self._uses_cache = uses_cache
+        self.cache = NegativeCache()
+        """What it refused in this pass; empty where it does not remember."""
+        self.reservation: Reservation | None = None
+
+    def open(self, now_s: float) -> None:
+        """Starts a pass."""
+        self.region.refresh(now_s)
+        self.reservation = None
+        self.cache.clear()
+
+    def bid(self, entry: Entry) -> Bid:
+        """The region's answer for one workload."""
+        request, bound = self._request(entry), self._binds(entry)
+        if self._uses_cache:
+            known = self.cache.find(request, bound=bound)
+            if known is not None:
+                return Bid(request.workload, self.region.name, None, self._like(request, *known), lasting=True)
+        with self._reach(entry):
+            answer = bid_in(self._planner, request)
+            job = self._planner.without_room(request) if answer.plan is None else None
+        if job is not None:
+            answer = replace(answer, lasting=True)
+            if self._uses_cache:
+                self.cache.add(request, job, bound=bound)
+        if answer.plan is not None:
+            victims = {victim: self.region.workload(victim).attempt for victim in answer.plan.victims}
+            answer = replace(answer, victim_attempts=victims)
+        return answer
+
+    def award(self, entry: Entry, plan: Plan) -> Award:
+        """Awards a plan: the columns change.
+
+        Raises:
+            ValueError: the plan does not hold any more.
+        """
+        with self._reach(entry):
+            return award(self.region, plan, self._request(entry), self.region.now_s + entry.max_runtime_s)
+
+    def revoke(self, given: Award) -> None:
+        """Takes an award back."""
+        revoke(self.region, given)
+
+    def supply(self, rank: int) -> dict[str, int]:
+        """What is free in all, or held by those below a rank, by GPU type and for CPUs (`auction.joint.CPUS`)."""
+        region = self.region
+        reach = np.maximum(region.machines.kind_free, 0) + region.holders.kind_held[rank + 1 :].sum(axis=0)
+        out = {CPUS: int(reach[CPUS_MILLI].sum())}
+        for gpu_type, number in region.types.items():
+            out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
+        return out
+
+    def soonest(self, entry: Entry) -> Reservation | None:
+        """What a reservation would be; None: there is one already, or the workload could never start."""
+        return None if self.reservation is not None else reserve(self._planner, self._request(entry))
+
+    def _request(self, entry: Entry) -> PlacementRequest:
+        return entry.request if self._may_evict else replace(entry.request, rank=OVER_QUOTA_RANK)
+
+    def _binds(self, entry: Entry) -> bool:
+        """Whether what is reserved is out of a workload's reach: it may not be gone in time."""
+        reservation = self.reservation
+        return reservation is not None and self.region.now_s + entry.max_runtime_s > reservation.starts_at_s
+
+    def _reach(self, entry: Entry) -> AbstractContextManager[None]:
+        if self.reservation is not None and self._binds(entry):
+            return kept(self.region, self.reservation)
+        return nullcontext()
+
+    def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
+        self._planner.begin(request)
+        detail = {"region": self.region.name, "job": job.name, "smaller": known.workload}
+        return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail),)

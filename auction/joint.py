@@ -1,0 +1,103 @@
+"""The joint choice for the queue's head (MAST 4.1): who gets which region, decided for several workloads together.
+
+One at a time, the first may take the only region that the second could have used. CP-SAT looks for regions for all of
+them within what regions have in all; whether machines, racks and victims work out is for the market to try.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from auction.entry import Entry
+from domain.scheduling import Bid
+
+CPUS = ""
+"""The resource that is not a GPU type."""
+_PROPOSALS = 4
+Choice = dict[int, str]
+"""Place in the head to region."""
+Supply = Mapping[str, Mapping[str, int]]
+"""By region and resource (a GPU type, or `CPUS` in thousandths): what is free or may be evicted for."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The queue's head, with what each region offers for each of its workloads as if it were alone."""
+
+    entries: Sequence[Entry]
+    bids: Sequence[Mapping[str, Bid]]
+    supply: Mapping[int, Supply]
+    """By rank: what a workload of that rank may use."""
+
+
+def proposals(head: Head, placed: frozenset[int], budget: float) -> Iterator[Choice]:
+    """Choices of regions that may place more than those who were `placed` one at a time, the most promising first.
+
+    All of `placed` keep a place in each: nobody loses for others to win. More at a higher priority counts before any
+    number at a lower one, and then plans that are better for their workloads. A few are tried; each has to differ from
+    those before it. `budget` is CP-SAT's deterministic time for all of them, about seconds.
+    """
+    from ortools.sat.python import cp_model  # Heavy, and seldom needed.
+
+    model = cp_model.CpModel()
+    x = {
+        (i, region): model.new_bool_var(f"{i}@{region}")
+        for i, bids in enumerate(head.bids)
+        for region, bid in sorted(bids.items())
+        if bid.plan is not None
+    }
+    own = {i: [v for (j, _), v in x.items() if j == i] for i in range(len(head.entries))}
+    for i, options in own.items():
+        if i in placed:
+            model.add_exactly_one(options)
+        else:
+            model.add_at_most_one(options)
+    ranks = sorted({entry.request.rank for entry in head.entries})
+    needs = {(i, region): _need(head, i, region) for i, region in x}
+    for rank in ranks:
+        for region, supply in head.supply[rank].items():
+            below = [(i, r) for i, r in x if r == region and head.entries[i].request.rank >= rank]
+            for resource, amount in supply.items():
+                model.add(sum(needs[at].get(resource, 0) * x[at] for at in below) <= amount)
+    weight = {rank: (len(head.entries) + 1) ** (len(ranks) - 1 - n) for n, rank in enumerate(ranks)}
+    scale = len(head.entries) * (1 + max((len(options) for options in own.values()), default=0))
+    worth = {(i, region): scale * weight[head.entries[i].request.rank] - _place(head, i, region) for i, region in x}
+    model.maximize(sum(worth[at] * v for at, v in x.items()))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = budget / _PROPOSALS
+    before = _by_rank(head, placed)
+    for _ in range(_PROPOSALS):
+        if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return
+        chosen = [at for at, v in x.items() if solver.boolean_value(v)]
+        if _by_rank(head, frozenset(i for i, _ in chosen)) <= before:
+            return
+        yield dict(chosen)
+        model.add(sum(x[at] for at in chosen) <= len(chosen) - 1)
+
+
+def _by_rank(head: Head, placed: frozenset[int]) -> tuple[int, ...]:
+    return tuple(sum(head.entries[i].request.rank == rank for i in placed) for rank in range(1, 9))
+
+
+def is_better(head: Head, placed: frozenset[int], than: frozenset[int]) -> bool:
+    """Whether more are placed, by priority, and nobody of `than` is left out."""
+    return placed >= than and _by_rank(head, placed) > _by_rank(head, than)
+
+
+def _place(head: Head, i: int, region: str) -> int:
+    """How many of its plans a workload would like better."""
+    plans = {r: bid.plan for r, bid in head.bids[i].items() if bid.plan is not None}
+    keys = {r: head.entries[i].preference(plan) for r, plan in plans.items()}
+    return sum(key < keys[region] for key in keys.values())
+
+
+def _need(head: Head, i: int, region: str) -> dict[str, int]:
+    plan = head.bids[i][region].plan
+    assert plan is not None, "only plans have a variable"
+    out = {CPUS: sum(job.cpus_milli for job in head.entries[i].request.jobs)}
+    for job, placement in zip(head.entries[i].request.jobs, plan.jobs, strict=True):
+        if placement.gpu_type is not None:
+            out[placement.gpu_type] = out.get(placement.gpu_type, 0) + job.gpus
+    return out

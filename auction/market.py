@@ -1,0 +1,188 @@
+"""The market: every region bids on a batch of the queue's head, and plans are awarded in its order (MAST 4.2, 4.3)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
+
+from auction.desk import Desk
+from auction.entry import Entry, Outcome, Stats
+from auction.joint import Choice, Head, is_better, proposals
+from domain.priority import OVER_QUOTA_RANK
+from domain.reasons import Reason, ReasonCode
+from domain.scheduling import Bid
+from rms.award import Award
+from rms.negative import NegativeCache
+from rms.region import Region
+
+Bids = dict[str, Bid]
+"""By region."""
+Won = tuple[Bid, Award]
+Result = tuple[Bids, Won | None]
+"""A workload's bids, as they were last, and what it was awarded."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the market decides."""
+
+    negative_cache: bool = True
+    may_evict: bool = True
+    joint: bool = False
+    """Whether bids for the head of the queue are chosen together where one at a time leaves somebody out."""
+    joint_head: int = 32
+    joint_budget: float = 1.0
+    """CP-SAT's deterministic time for one head, about seconds."""
+    reserve_after_s: float = inf
+    """A workload within its quota that has waited longer reserves what it needs as it frees up."""
+
+
+class Market:
+    """All regions, in one process. Awards show in the regions' columns at once."""
+
+    def __init__(self, regions: Iterable[Region], options: Options = Options()) -> None:
+        self._options = options
+        self._desks = {
+            region.name: Desk(region, may_evict=options.may_evict, uses_cache=options.negative_cache)
+            for region in sorted(regions, key=lambda region: region.name)
+        }
+        self._changed: set[str] = set()
+        """Regions that an award has changed since the bids of the batch."""
+        self.stats = Stats()
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        """The regions, by name."""
+        return {name: desk.region for name, desk in self._desks.items()}
+
+    def open(self, now_s: float) -> None:
+        """Starts a pass over the queue: columns are of this moment, and nothing has been refused or reserved yet."""
+        for desk in self._desks.values():
+            desk.open(now_s)
+
+    def place(self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None) -> list[Outcome]:
+        """What each of a batch gets, as if they were placed one at a time: `entries` are in queue order.
+
+        All regions bid on the whole batch first. A bid is stale once its region has changed since, and is asked for
+        again in its turn. A refusal that is lasting is never stale: awards only take. (Any other may be: with less room
+        a gang's first job may go elsewhere, and leave its place to the next.)
+
+        `answers` are bids on the batch from elsewhere, for each entry by region, made on columns that may have been
+        older or newer than these: what does not hold here is asked for again, and what they lack is asked for.
+        """
+        self._changed.clear()
+        self.stats.rounds += 1
+        bids = [self._first(entry, dict(answers[i]) if answers is not None else {}) for i, entry in enumerate(entries)]
+        head = min(len(entries), self._options.joint_head) if self._options.joint else 0
+        results = self._together(entries[:head], bids[:head])
+        outcomes = [self._settle(entry, *result) for entry, result in zip(entries[:head], results, strict=True)]
+        for entry, found in zip(entries[head:], bids[head:], strict=True):
+            outcomes.append(self._settle(entry, found, self._one(entry, found)))
+        self.stats.negative_hits = sum(desk.cache.hits for desk in self._desks.values())
+        self.stats.negative_misses = sum(desk.cache.misses for desk in self._desks.values())
+        return outcomes
+
+    def revoke(self, given: Award) -> None:
+        """Takes an award back that could not be committed."""
+        self._desks[given.plan.region].revoke(given)
+
+    def _first(self, entry: Entry, known: Bids) -> Bids:
+        """Bids on one workload; `known` ones stay, but for plans of regions that are not there or not allowed."""
+        usable = {r: b for r, b in known.items() if b.plan is None or (r in self._desks and entry.may_run_in(r))}
+        return usable | self._ask(entry, [name for name in self._desks if name not in usable])
+
+    def _ask(self, entry: Entry, regions: Iterable[str]) -> Bids:
+        asked = [name for name in regions if entry.may_run_in(name)]
+        self.stats.bids += len(asked)
+        return {name: self._desks[name].bid(entry) for name in asked}
+
+    def _one(self, entry: Entry, bids: Bids, only: str | None = None) -> Won | None:
+        """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""
+        stale = [name for name, bid in bids.items() if name in self._changed and not bid.lasting]
+        if only is not None:
+            stale = [name for name in stale if name == only]
+        fresh: set[str] = set()
+        while True:
+            if stale:
+                self.stats.rounds += 1
+                self.stats.rebids += len(stale)
+                bids.update(self._ask(entry, stale))
+                fresh.update(stale)
+            plans = [bid.plan for name, bid in bids.items() if bid.plan is not None and only in (None, name)]
+            best = min(plans, default=None, key=entry.preference)
+            if best is None:
+                return None
+            try:
+                given = self._desks[best.region].award(entry, best)
+            except ValueError:
+                if best.region in fresh:
+                    raise
+                stale = [best.region]  # It was bid on other facts than these.
+                continue
+            self._changed.add(best.region)
+            return bids[best.region], given
+
+    def _settle(self, entry: Entry, bids: Bids, won: Won | None) -> Outcome:
+        if won is not None:
+            self.stats.awards += 1
+            return Outcome(entry.request.workload, won[0], ())
+        reasons = tuple(reason for _, bid in sorted(bids.items()) for reason in bid.reasons)
+        if entry.waited_s <= self._options.reserve_after_s or entry.request.rank == OVER_QUOTA_RANK:
+            return Outcome(entry.request.workload, None, reasons)
+        return self._reserve(entry, reasons)
+
+    def _reserve(self, entry: Entry, reasons: tuple[Reason, ...]) -> Outcome:
+        offers = {name: desk.soonest(entry) for name, desk in self._desks.items() if entry.may_run_in(name)}
+        made = [(offer.starts_at_s, name, offer) for name, offer in offers.items() if offer is not None]
+        if not made:
+            return Outcome(entry.request.workload, None, reasons)
+        starts_at_s, name, offer = min(made, key=lambda one: one[:2])
+        self._desks[name].reservation = offer
+        self._changed.add(name)
+        at = datetime.fromtimestamp(starts_at_s, UTC).isoformat(timespec="seconds")
+        reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
+        return Outcome(entry.request.workload, None, (reason, *reasons), starts_at_s)
+
+    # ------------------------------------------------------------------------------------------------- the joint choice
+
+    def _together(self, entries: Sequence[Entry], bids: Sequence[Bids]) -> list[Result]:
+        """What the head gets: as one at a time, or more of them if another choice of regions makes room."""
+        refused = {name: desk.cache.copy() for name, desk in self._desks.items()}
+        alone = self._run(entries, bids, {})
+        offered = [any(bid.plan for bid in found.values()) for found in bids]
+        if all(won is not None or not offer for (_, won), offer in zip(alone, offered, strict=True)):
+            return alone
+        self.stats.joint_heads += 1
+        self._take_back(alone, refused)
+        ranks = {entry.request.rank for entry in entries}
+        supply = {rank: {name: desk.supply(rank) for name, desk in self._desks.items()} for rank in ranks}
+        head, placed = Head(entries, bids, supply), _placed(alone)
+        for choice in proposals(head, placed, self._options.joint_budget):
+            together = self._run(entries, bids, choice)
+            if is_better(head, _placed(together), placed):
+                self.stats.joint_gains += len(_placed(together) - placed)
+                return together
+            self._take_back(together, refused)
+        return self._run(entries, bids, {})
+
+    def _run(self, entries: Sequence[Entry], bids: Sequence[Bids], choice: Choice) -> list[Result]:
+        """Awards one after another, each in the region that was chosen for it if that still has a plan."""
+        out: list[Result] = []
+        for i, (entry, first) in enumerate(zip(entries, bids, strict=True)):
+            found = dict(first)
+            won = self._one(entry, found, choice[i]) if i in choice else None
+            out.append((found, won or self._one(entry, found)))
+        return out
+
+    def _take_back(self, results: Sequence[Result], refused: Mapping[str, NegativeCache]) -> None:
+        """Revokes all awards; what was refused because of them is forgotten."""
+        for _, won in reversed(results):
+            if won is not None:
+                self.revoke(won[1])
+        for name, known in refused.items():
+            self._desks[name].cache.become(known)
+        self._changed.clear()
+
+
+def _placed(results: Sequence[Result]) -> frozenset[int]:
+    return frozenset(i for i, (_, won) in enumerate(results) if won is not None)

@@ -1,0 +1,126 @@
+"""Reservations: when a gang that waits could start in a region at the latest, and what is kept for it until then.
+
+A gang that is too large for what is free now is overtaken for ever by smaller ones that fit. So what it will need is
+kept as it frees up. Others may use it meanwhile if they are sure to be gone in time (conservative backfilling).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from domain.compiled import compiled
+from domain.scheduling import PlacementRequest, RunningWorkload
+from rms.arrays import B1, I8
+from rms.gang import JobPlan, Planner
+from rms.holders import Holders
+from rms.machines import Machines, shift
+from rms.region import Region
+
+_SHORTEST_S = 1200.0
+"""The median duration of ML workloads (MAST 5.1): what is expected of those that have just started."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A gang's place in the future: it holds nothing, and what it will need is out of others' reach."""
+
+    workload: str
+    rank: int
+    starts_at_s: float
+    """When all of it is expected to be free."""
+    needs: dict[int, I8]
+    """By row, shape (3,)."""
+
+
+def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
+    """When a workload is expected to be gone: at the end of its maximum runtime, else after as long again as it ran.
+
+    The latter is the median of what is left where durations have heavy tails (a Pareto distribution with exponent 1).
+    """
+    if workload.ends_by_s < np.inf:
+        return max(now_s, workload.ends_by_s)
+    return now_s + max(_SHORTEST_S, now_s - workload.started_at_s)
+
+
+def reserve(planner: Planner, request: PlacementRequest) -> Reservation | None:
+    """The earliest start that can be counted on, and where; None: not even with everybody gone.
+
+    Those whom the request may evict count as gone at once, the others at their expected ends.
+    """
+    region = planner.region
+    spared = planner.begin(request)
+    ends_s = np.full(len(region.holders.rank), np.inf)
+    for workload in region.running_workloads():
+        number = region.number(workload.id)
+        assert number is not None, "listed"
+        ends_s[number] = expected_end_s(workload, region.now_s)
+    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    times_s = np.unique(ends_s[ends_s < np.inf])
+    plans: tuple[JobPlan, ...] | None = None
+    low, high = 0, len(times_s)
+    while low < high:
+        middle = (low + high) // 2
+        with _gone(region, ends_s <= times_s[middle]):
+            found = planner.all_free(request.jobs)
+        if found is None:
+            low = middle + 1
+        else:
+            high, plans = middle, found
+    if plans is None:
+        return None
+    needs: dict[int, I8] = {}
+    for plan in plans:
+        one = np.array((plan.job.gpus_per_task, plan.job.cpus_milli_per_task, plan.job.memory_bytes_per_task), np.int64)
+        for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True):
+            needs[row] = needs.get(row, np.zeros(3, np.int64)) + tasks * one
+    return Reservation(request.workload, request.rank, float(times_s[high]), needs)
+
+
+@contextmanager
+def kept(region: Region, reservation: Reservation) -> Iterator[None]:
+    """Puts what has to be kept for a reservation out of reach while the block runs.
+
+    That is what will be needed, less what those still hold who are expected to be gone in time or may be evicted.
+    """
+    withheld: list[tuple[int, list[int]]] = []
+    for row, need in reservation.needs.items():
+        lacking = need.copy()
+        for workload in region.running_on(region.ids[row]):
+            evicted = workload.evictable and workload.rank > reservation.rank
+            # A guess at the end of one that came only now would let all that is kept drain away through its like.
+            known = workload.ends_by_s < np.inf or workload.started_at_s < region.now_s
+            if evicted or (known and expected_end_s(workload, region.now_s) <= reservation.starts_at_s):
+                for h in workload.holdings:
+                    if h.machine == region.ids[row]:
+                        lacking -= (h.gpus, h.cpus_milli, h.memory_bytes)
+        amounts = np.minimum(np.maximum(lacking, 0), np.maximum(region.machines.free[:, row], 0)).tolist()
+        if any(amounts):
+            withheld.append((row, amounts))
+    for row, amounts in withheld:
+        shift(region.machines, row, *(-amount for amount in amounts))
+    try:
+        yield
+    finally:
+        for row, amounts in withheld:
+            shift(region.machines, row, *amounts)
+
+
+@contextmanager
+def _gone(region: Region, who: B1) -> Iterator[None]:
+    machines, holders = region.machines, region.holders
+    _give_up(machines, holders, who, 1)
+    try:
+        yield
+    finally:
+        _give_up(machines, holders, who, -1)
+
+
+@compiled
+def _give_up(machines: Machines, holders: Holders, who: B1, sign: int) -> None:
+    for holder in range(who.size):
+        if who[holder]:
+            for k in range(holders.first[holder], holders.last[holder]):
+                gpus, cpus_milli, memory_bytes = holders.held[k, 0], holders.held[k, 1], holders.held[k, 2]
+                shift(machines, holders.machine[k], sign * gpus, sign * cpus_milli, sign * memory_bytes)

@@ -1,0 +1,208 @@
+"""The market: a batch is placed as one at a time, the joint choice leaves nobody behind, reservations are kept."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auction.entry import Entry, Outcome
+from auction.market import Market, Options
+from domain.reasons import ReasonCode
+from domain.scheduling import Plan, RegionSnapshot
+from rms import reference
+from rms.region import Region
+
+from . import PROPERTY
+from .after_award import after_award
+from .fleets import crowded, gpu_job, machine, region, request, running
+
+
+def _fleet(seed: int, size: int = 3) -> list[RegionSnapshot]:
+    return [replace(crowded(seed + n)[0], region=f"r{n}") for n in range(size)]
+
+
+def _batch(seed: int, size: int) -> list[Entry]:
+    """Requests in the order of their ranks, some of them kept out of regions."""
+    rng = Random(seed)
+    asked = [replace(crowded(seed + n)[1], workload=f"new{n}") for n in range(size)]
+    asked.sort(key=lambda r: r.rank)
+    return [
+        Entry(
+            r,
+            regions=None if rng.random() < 0.7 else frozenset({f"r{rng.randrange(3)}"}),
+            planned_region=rng.choice([None, "r0", "r2"]),
+        )
+        for r in asked
+    ]
+
+
+def _one_at_a_time(fleet: list[RegionSnapshot], entries: list[Entry]) -> list[Plan | None]:
+    """Each in its turn, by the plain bids of all regions on whatever the awards before left."""
+    states = {snapshot.region: snapshot for snapshot in fleet}
+    out = []
+    for entry in entries:
+        bids = [reference.bid(state, entry.request) for name, state in states.items() if entry.may_run_in(name)]
+        best = min((b.plan for b in bids if b.plan is not None), default=None, key=entry.preference)
+        if best is not None:
+            states[best.region] = after_award(states[best.region], best, entry.request)
+        out.append(best)
+    return out
+
+
+def _market(fleet: list[RegionSnapshot], options: Options) -> Market:
+    market = Market([Region.of(snapshot) for snapshot in fleet], options)
+    market.open(fleet[0].now_s)
+    return market
+
+
+def _run(market: Market, entries: list[Entry], sizes: Random) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(entries):
+        size = sizes.randint(1, len(entries))
+        outcomes += market.place(entries[len(outcomes) : len(outcomes) + size])
+    return outcomes
+
+
+@settings(PROPERTY, max_examples=120)
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> None:
+    """Whatever the sizes of the batches, and with the negative cache or not, the plans are those of the reference."""
+    fleet, entries = _fleet(seed), _batch(seed, 8)
+    market = _market(fleet, Options(negative_cache=negative_cache))
+    outcomes = _run(market, entries, Random(seed))
+    assert [outcome.plan for outcome in outcomes] == _one_at_a_time(fleet, entries)
+    for outcome in outcomes:
+        assert (outcome.plan is None) == bool(outcome.reasons)
+    assert market.stats.awards == sum(outcome.plan is not None for outcome in outcomes)
+    assert negative_cache or not market.stats.negative_hits
+
+
+@settings(PROPERTY, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
+    """With first bids made on other facts, and some missing, everybody who is placed has a plan that holds."""
+    fleet, entries = _fleet(seed), _batch(seed, 6)
+    other = {s.region: s for s in _fleet(seed + 1)}
+    answers = [
+        {name: reference.bid(state, entry.request) for name, state in other.items() if Random(seed).random() < 0.8}
+        for entry in entries
+    ]
+    outcomes = _market(fleet, Options()).place(entries, answers)
+    states = {snapshot.region: snapshot for snapshot in fleet}
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        if outcome.plan is not None:
+            assert entry.may_run_in(outcome.plan.region)
+            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+
+
+@settings(PROPERTY, max_examples=100)
+@given(st.integers(0, 2**32))
+def test_together_leaves_nobody_behind(seed: int) -> None:
+    """Chosen jointly, whoever would be placed one at a time is placed, and the number never falls at any priority."""
+    fleet, entries = _fleet(seed), _batch(seed, 8)
+    alone = _market(fleet, Options()).place(entries)
+    market = _market(fleet, Options(joint=True))
+    together = market.place(entries)
+    placed = {o.workload for o in alone if o.plan}
+    assert placed <= {o.workload for o in together if o.plan}
+    assert market.stats.joint_gains == sum(o.plan is not None for o in together) - len(placed)
+    states = {snapshot.region: snapshot for snapshot in fleet}
+    for entry, outcome in zip(entries, together, strict=True):
+        if outcome.plan is not None:
+            # Raises where the plans do not go together.
+            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+
+
+def _two_regions() -> list[RegionSnapshot]:
+    """One with both types, one with a100 only; both free."""
+    here = region([machine("x1"), machine("x2", gpu_type="h100")])
+    return [replace(here, region="x"), replace(region([machine("y1")]), region="y")]
+
+
+def test_the_first_makes_room_for_the_second() -> None:
+    """One at a time the first takes the only region that the second could use; together both are placed (MAST 4.1)."""
+    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    alone = _market(_two_regions(), Options()).place([first, second])
+    assert [o.plan and o.plan.region for o in alone] == ["x", None]
+    market = _market(_two_regions(), Options(joint=True))
+    together = market.place([first, second])
+    assert [o.plan and o.plan.region for o in together] == ["y", "x"]
+    assert market.stats.joint_gains == 1
+
+
+def test_equal_bids_go_where_the_slow_path_planned() -> None:
+    """Of regions that are equal in every criterion the planned one wins; a better one wins against the plan."""
+    fleet = [replace(region([machine(f"{name}1")]), region=name) for name in ("x", "y")]
+    entry = Entry(request(gpu_job(1, 8)), planned_region="y")
+    (outcome,) = _market(fleet, Options()).place([entry])
+    assert outcome.plan is not None
+    assert outcome.plan.region == "y"
+    busy = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
+    (outcome,) = _market([fleet[0], busy], Options()).place([entry])
+    assert outcome.plan is not None
+    assert outcome.plan.region == "x"
+
+
+# -------------------------------------------------------------------------------------------------------- reservations
+
+_ENDS_S = 1600.0
+
+
+def _half_busy() -> RegionSnapshot:
+    """Two machines; what runs on one of them is over at 1,600 s at the latest, and may not be evicted."""
+    keeper = replace(running("keeper", ("m1", 8), rank=1), ends_by_s=_ENDS_S)
+    return region([machine("m1", used=8), machine("m2")], [keeper])
+
+
+def _small(name: str, max_runtime_s: float = inf) -> Entry:
+    return Entry(replace(request(gpu_job(1, 4), rank=3), workload=name), max_runtime_s=max_runtime_s)
+
+
+_LARGE = Entry(replace(request(gpu_job(2, 8), rank=2), workload="large"), waited_s=7200.0)
+
+
+def test_what_frees_up_is_kept_for_a_large_gang() -> None:
+    """A gang that waited too long reserves; later ones may use it only if they are over before it starts."""
+    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
+    large, slow, quick, late = market.place([_LARGE, _small("slow"), _small("quick", 600.0), _small("late", 601.0)])
+    assert large.plan is None
+    assert large.starts_at_s == _ENDS_S
+    assert large.reasons[0].code is ReasonCode.RESERVED
+    assert [o.plan is not None for o in (slow, quick, late)] == [False, True, False]
+
+
+def test_without_a_reservation_small_ones_overtake() -> None:
+    """One that has not waited long enough, or is over its quota, keeps nothing."""
+    for entry in (replace(_LARGE, waited_s=3600.0), replace(_LARGE, request=replace(_LARGE.request, rank=8))):
+        market = _market([_half_busy()], Options(reserve_after_s=3600.0))
+        large, slow = market.place([entry, _small("slow")])
+        assert large.plan is None
+        assert large.starts_at_s is None
+        assert slow.plan is not None
+
+
+def test_a_reservation_ends_with_its_pass() -> None:
+    """Nothing is taken for it: the next pass starts from what is free, and the gang gets it when it all is."""
+    snapshot = _half_busy()
+    market = _market([snapshot], Options(reserve_after_s=3600.0))
+    market.place([_LARGE])
+    here = market.regions["here"]
+    here.put_machine(machine("m1"))
+    here.drop_running("keeper")
+    market.open(_ENDS_S)
+    (large,) = market.place([_LARGE])
+    assert large.plan is not None
+
+
+def test_the_region_that_can_start_it_soonest() -> None:
+    """It reserves where it would start first; what is reserved elsewhere stays in everybody's reach."""
+    later = replace(_half_busy().running[0], ends_by_s=9000.0)
+    fleet = [replace(_half_busy(), region="a", running=(later,)), replace(_half_busy(), region="b")]
+    market = _market(fleet, Options(reserve_after_s=3600.0))
+    large, slow = market.place([_LARGE, _small("slow")])
+    assert large.reasons[0].detail["region"] == "b"
+    assert slow.plan is not None
+    assert slow.plan.region == "a"
