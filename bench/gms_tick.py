@@ -1,9 +1,9 @@
 """gms-tick: a tick from the change log to awards in Postgres, 100,000 pending, 1% changed, 200 awarded (MAST 4.2, 4.3).
 
 Against the same tick with all rows read by COPY first, as a process does that has just started. A tick is what the
-workflow asks for: the scan, the bids of five regions on the first batch of 200, and their award; all 200 are awarded.
-The second line has no bar: it compares with a tick that follows the change log too, and before it only fetches the same
-100,000 rows by COPY, without making anything of them.
+workflow asks for, in one process as in the embedded stack: the scan, and for the first batch of 200 the bids of five
+regions and their award; all 200 are awarded. The second line has no bar: it compares with a tick that follows the
+change log too, and before it only fetches the same 100,000 rows by COPY, without making anything of them.
 
 Before each tick 500 workloads are submitted, 300 are cancelled and 200 change their level, those of the tick before
 end, and the schedulers of the other things that are measured catch up. 500 tenants and times of submission are those of
@@ -51,11 +51,11 @@ _SPECS = {tasks: _spec(tasks) for tasks in _TASKS}
 
 
 class Schedulers:
-    """The schedulers of one process: what they hold, and their activities."""
+    """The schedulers of one process, as the embedded stack has them: what they hold, and their activities."""
 
     def __init__(self, engine: Engine) -> None:
         self.held = Held(engine, SETTINGS.scheduler)
-        self._auction = AuctionActivities(engine, SETTINGS, self.held)
+        self._auction = AuctionActivities(engine, SETTINGS, self.held, [f"r{r}" for r in range(REGIONS)])
         self._region = RegionActivities(engine, self.held)
 
     def tick(self) -> None:
