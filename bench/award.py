@@ -1,12 +1,13 @@
 """award: awards/s of 16 slots in 8 regions at once, on Postgres with fsync on (MAST 4.3; one transaction each).
 
 Against commits/s of one row on 8 connections of the same server: each connection inserts one short row after the other
-and commits each, with a prepared statement, from a thread of its own. An award is what the auction does for a plan
-(`activities.auction`): it locks the workload and its machines, checks, writes the attempt, the allocations, the phase,
-its event and the mail to the workflow, and commits. Every workload is 16 tasks with one GPU each, on two machines of 8;
-each region has a thread of its own. One award in ten comes too late first: its plan names machines that the award
-before it took, is refused, and the next plan is taken. In a round each region awards 40 new workloads on 80 new
-machines, then 8 connections commit 4,000 rows.
+and commits each, with a prepared statement, from a thread of its own. An award is `activities.awards`'s: it locks the
+workload and its machines, checks, writes the attempt, the allocations, the phase, its event and the mail to the
+workflow, and commits. Every workload is 16 tasks with one GPU each, on two machines of 8; each region has a thread of
+its own. One award in ten comes too late first: its plan names machines that the award before it took, is refused, and
+the next plan is taken. In a round each region awards 64 new workloads on 128 new machines, one transaction each; then 8
+connections commit 4,000 rows; then each region awards 64 others as an auction does a batch: all that are left in one
+transaction, up to the first that is stale.
 """
 
 import threading
@@ -14,32 +15,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
-from pathlib import Path
 
 import psycopg
 from sqlalchemy import Engine, insert
 
-from activities.auction import AuctionActivities
-from activities.slots import StalePlan
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians
+from activities.awards import Awarded, Candidate, Verdict, award
+from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
 from bench.postgres import postgres
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobPlacement, Plan, PlanQuality
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
-from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.models import Cluster, Machine, Region, Tenant, Workload
 from infra.db.session import open_engine, transaction
 
-REGIONS, AWARDS, GPUS, TASKS = 8, 40, 8, 16
+REGIONS, AWARDS, GPUS, TASKS = 8, 64, 8, 16
 STALE_EVERY = 10
 COMMITS = 4000
 _GIB = 1 << 30
 _RESOURCES = ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=4000, memory_bytes=32 * _GIB)
 _JOB = JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv=("true",))
 _SPEC = WorkloadSpec(name="bench", tenant="t", jobs=(_JOB,))
-_ITEM = {"rank": 3, "gpu_types": [["a100"]]}
-"""What the scan published of each."""
+STALE_NOW = Awarded(0, Verdict.STALE)
 Round = list[list[Plan]]
 """A round's plans, by region."""
 
@@ -85,7 +82,6 @@ class House:
         self.url = url
         self.engine: Engine = open_engine(url, pool_size=REGIONS)
         upgrade(self.engine)
-        self._auction = AuctionActivities(self.engine, Settings(data_dir=Path("unused")))
         self._rounds = 0
         with transaction(self.engine) as session:
             session.add(Tenant(name="t", level=3, quota_gpus={"a100": 1_000_000}))
@@ -118,25 +114,48 @@ class House:
             session.execute(insert(Workload), workloads)
         return plans
 
-    def award(self, plans: Sequence[Plan]) -> None:
+    def one_by_one(self, plans: Sequence[Plan]) -> None:
         """Awards one region's plans, one transaction each; every tenth is tried with the machines of the one before.
 
         Raises:
             Unfit: an award did not end as it must.
         """
-        before: Plan | None = None
-        for number, plan in enumerate(plans):
-            if before is not None and number % STALE_EVERY == STALE_EVERY - 1:
-                late = Plan(plan.workload, plan.region, before.jobs, (), plan.quality)
-                try:
-                    self._auction._award_one(late, {}, _ITEM, {})
-                except StalePlan:
-                    pass
-                else:
-                    raise Unfit(f"{late.workload} got machines that are taken")
-            if not self._auction._award_one(plan, {}, _ITEM, {}):
+        for late, plan in _tried(plans):
+            if late is not None and self._award([late]) != STALE_NOW:
+                raise Unfit(f"{late.workload} got machines that are taken")
+            if self._award([plan]) != Awarded(1):
                 raise Unfit(f"{plan.workload} was not awarded")
-            before = plan
+
+    def batched(self, plans: Sequence[Plan]) -> None:
+        """Awards one region's plans as the auction does a batch: all that are left, up to the first that is stale.
+
+        Raises:
+            Unfit: an award did not end as it must.
+        """
+        tried = _tried(plans)
+        at = 0
+        while at < len(tried):
+            done = self._award([late or plan for late, plan in tried[at:]])
+            at += done.count
+            if done.verdict is None:
+                continue
+            late, plan = tried[at]
+            if late is None or done.verdict is not Verdict.STALE:
+                raise Unfit(f"{plan.workload} was not awarded: {done.verdict}")
+            tried[at] = (None, plan)
+
+    def _award(self, plans: Sequence[Plan]) -> Awarded:
+        return award(self.engine, [Candidate(plan, 3, _SPEC.requests()) for plan in plans])
+
+
+def _tried(plans: Sequence[Plan]) -> list[tuple[Plan | None, Plan]]:
+    """Each plan, and for every tenth one that comes too late, which names the machines of the plan before it."""
+    out: list[tuple[Plan | None, Plan]] = []
+    for number, plan in enumerate(plans):
+        stale = number % STALE_EVERY == STALE_EVERY - 1
+        late = Plan(plan.workload, plan.region, plans[number - 1].jobs, (), plan.quality) if stale else None
+        out.append((late, plan))
+    return out
 
 
 def _machine(name: str, region: str) -> dict[str, object]:
@@ -173,23 +192,29 @@ class Commits:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
+    """Both figures."""
     bench.say("starting Postgres")
     with postgres() as url:
         house, commits = House(url), Commits(url)
 
-        def one_by_one() -> float:
+        def awards(how: Callable[[Sequence[Plan]], None]) -> float:
             plans = house.next_round()
-            return REGIONS * AWARDS / at_once([partial(house.award, p) for p in plans])
+            return REGIONS * AWARDS / at_once([partial(how, p) for p in plans])
 
+        things: dict[str, Measured] = {
+            "awards_per_s": lambda: awards(house.one_by_one),
+            "commits_per_s": commits,
+            "batched_awards_per_s": lambda: awards(house.batched),
+        }
         try:
-            found = medians(interleave(bench, {"awards_per_s": one_by_one, "commits_per_s": commits}))
+            found = medians(interleave(bench, things))
         finally:
             commits.close()
             house.close()
     sizes = {"regions": REGIONS, "awards": REGIONS * AWARDS, "slots": TASKS, "stale": 1 / STALE_EVERY}
-    ratio = found["awards_per_s"] / found["commits_per_s"]
-    yield Figure(SUITE.name, SUITE.lines[0], ratio, found, bench.rounds, sizes)
+    for line, name in zip(SUITE.lines, ("awards_per_s", "batched_awards_per_s"), strict=True):
+        absolute = {key: found[key] for key in (name, "commits_per_s")}
+        yield Figure(SUITE.name, line, found[name] / found["commits_per_s"], absolute, bench.rounds, sizes)
 
 
-SUITE = Suite("award", (Line("one transaction each", 0.2, True),), run)
+SUITE = Suite("award", (Line("one transaction each", 0.2, True), Line("batched", 1, True)), run)

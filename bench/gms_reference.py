@@ -26,7 +26,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         interleave(
             bench,
             {
-                "scan_s": timed(lambda: scan_queue(queue, snapshot.now_s, snapshot.weights)),
+                "scan_s": timed(lambda: scan_queue(queue, snapshot.now_s, snapshot.weights), 20),
                 "reference_s": timed(lambda: reference.scan(snapshot)),
                 "values_s": timed(lambda: scan_queue(queue, snapshot.now_s, snapshot.weights).result()),
             },

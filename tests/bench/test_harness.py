@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from bench import command
-from bench.harness import Bench, Figure, Line, Suite, exponent, interleave, medians, missing, seconds
+from bench.harness import Bench, Figure, Line, Suite, exponent, interleave, medians, missing, seconds, timed
 
 AT_MOST, AT_LEAST, TOLD = Line("low", 2.0), Line("high", 3.0, at_least=True), Line("told", None)
 
@@ -85,6 +85,13 @@ def test_the_collector_comes_back() -> None:
     with pytest.raises(ZeroDivisionError):
         seconds(lambda: 1 / 0)
     assert seen == [False] and gc.isenabled()
+
+
+def test_calls_in_a_row() -> None:
+    """What is short is called as often as asked for in each round, and its time is that of one call."""
+    calls: list[int] = []
+    once_s = timed(lambda: calls.append(1), times=50)()
+    assert len(calls) == 50 and once_s >= 0
 
 
 def test_a_figure_as_json() -> None:
