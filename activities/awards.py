@@ -23,7 +23,7 @@ from domain.scheduling import JobRequest, Plan
 from infra.db import events, outbox
 
 _QUEUED = sorted(QUEUED_PHASES)
-_AT_ONCE = 32
+_AT_ONCE = 100
 """Awards of one transaction at most: others wait for what it locks."""
 
 
