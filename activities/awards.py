@@ -5,15 +5,15 @@ database is the judge of every slot, as it is for all who write allocations.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import psycopg
-from psycopg import Connection, Cursor
+from psycopg import Connection
 from sqlalchemy import Engine
-from sqlalchemy.exc import IntegrityError
 
 from activities import slots
 from domain.phases import QUEUED_PHASES, Phase
@@ -21,7 +21,10 @@ from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, Plan
 from infra.db import events, outbox
-from infra.db.session import transaction
+
+_QUEUED = sorted(QUEUED_PHASES)
+_AT_ONCE = 100
+"""Awards of one transaction at most: others wait for what it locks."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +56,39 @@ class Awarded:
 
 
 def award(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
-    """Awards candidates in queue order, in one transaction, up to the first that cannot be.
+    """Awards candidates in queue order, many in one transaction, up to the first that cannot be.
 
     Nobody else loses by that one: what comes before it is placed, what comes after it has changed nothing, and its
     region may bid again before they do.
     """
-    if not candidates:
-        return Awarded(0)
+    for first in range(0, len(candidates), _AT_ONCE):
+        done = _award_some(engine, candidates[first : first + _AT_ONCE])
+        if done.verdict is not None:
+            return Awarded(first + done.count, done.verdict)
+    return Awarded(len(candidates))
+
+
+def _award_some(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
     try:
-        with transaction(engine) as session:
-            driver = session.connection().connection.driver_connection
-            assert isinstance(driver, Connection)
-            with driver.cursor() as cursor:
-                return _award(cursor, candidates)
-    except (IntegrityError, psycopg.IntegrityError):
+        with _connection(engine) as connection, connection.transaction():
+            return _award(connection, candidates)
+    except psycopg.IntegrityError:
         return _one_by_one(engine, candidates)
+
+
+@contextmanager
+def _connection(engine: Engine) -> Iterator[Connection[Any]]:
+    """The driver's own connection: what is between it and a session costs a third of an award."""
+    pooled = engine.raw_connection()
+    try:
+        driver = pooled.driver_connection
+        assert isinstance(driver, Connection)
+        yield driver
+    except psycopg.OperationalError:
+        pooled.invalidate()
+        raise
+    finally:
+        pooled.close()
 
 
 def _one_by_one(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
@@ -113,7 +134,6 @@ _Rows = list[dict[str, Any]]
 class _Writes:
     """What an award will write, by table."""
 
-    workloads: _Rows = field(default_factory=list)
     attempts: _Rows = field(default_factory=list)
     evictions: _Rows = field(default_factory=list)
     allocations: _Rows = field(default_factory=list)
@@ -121,8 +141,8 @@ class _Writes:
     mails: _Rows = field(default_factory=list)
 
 
-def _award(cursor: Cursor[Any], candidates: Sequence[Candidate]) -> Awarded:
-    facts = _Facts(cursor, candidates)
+def _award(connection: Connection[Any], candidates: Sequence[Candidate]) -> Awarded:
+    facts = _Facts(connection, candidates)
     writes = _Writes()
     done = Awarded(len(candidates))
     for count, candidate in enumerate(candidates):
@@ -131,56 +151,37 @@ def _award(cursor: Cursor[Any], candidates: Sequence[Candidate]) -> Awarded:
             done = Awarded(count, verdict)
             break
     if done.count:
-        _write(cursor, writes)
+        _write(connection, writes)
     return done
 
 
 class _Facts:
     """What plans rest on, locked in the order of `activities.slots`, and what earlier plans of the award change."""
 
-    def __init__(self, cursor: Cursor[Any], candidates: Sequence[Candidate]) -> None:
+    def __init__(self, connection: Connection[Any], candidates: Sequence[Candidate]) -> None:
         own = [c.plan.workload for c in candidates]
         victims = sorted({v for c in candidates for v in c.plan.victims})
-        rows = cursor.execute(
-            "select id, tenant, attempt, phase = any(%s) and held_by is null from workload where id = any(%s)"
-            " order by id for update",
-            [sorted(QUEUED_PHASES), sorted({*own, *victims})],
-        ).fetchall()
-        self._workloads = {id_: _Workload(*row) for id_, *row in rows}
+        machines = sorted({m for c in candidates for job in c.plan.jobs for m, _ in job.machines})
+
+        def ask(query: str, *params: Sequence[str]) -> list[tuple[Any, ...]]:
+            return connection.execute(query.encode(), params).fetchall()
+
+        self._workloads: dict[str, _Workload] = {}
+        self._machines: dict[str, _Machine] = {}
+        for id_, tenant, good, *numbers in ask(_LOCK, _QUEUED, sorted({*own, *victims}), machines):
+            if tenant is not None:
+                self._workloads[id_] = _Workload(tenant, numbers[0], good)
+            else:
+                self._machines[id_] = _Machine(good, *numbers)
         self._victims: dict[str, _Victim] = {}
-        self._enemies: set[tuple[str, str]] = set()
+        self._enemies: set[tuple[Any, ...]] = set()
         self._given_up: dict[tuple[str, str], tuple[int, int, int]] = {}
         """(victim, machine) to slots, CPUs and memory that it holds there."""
-        machines = sorted({m for c in candidates for job in c.plan.jobs for m, _ in job.machines})
         if victims:
-            # Read without locks of their own: the workloads', which are held, keep all that is asked here as it is.
-            rows = cursor.execute(
-                "select a.workload, a.attempt, a.rank, a.released_at is not null or a.evicting_since is not null"
-                " from attempt as a join workload as w on w.id = a.workload and w.attempt = a.attempt"
-                " where w.id = any(%s)",
-                [victims],
-            ).fetchall()
-            self._victims = {id_: _Victim(*row) for id_, *row in rows}
-            self._enemies = set(
-                cursor.execute("select victim, evictor from eviction where victim = any(%s)", [own]).fetchall()
-            )
-        self._machines = {
-            id_: _Machine(*row)
-            for id_, *row in cursor.execute(
-                "select id, state = 'ready' and cordon is null and not draining, (1::bigint << gpus::int) - 1, held,"
-                " promised, free_cpus_milli, free_memory_bytes from machine where id = any(%s) order by id for update",
-                [machines],
-            ).fetchall()
-        }
-        if victims:
-            rows = cursor.execute(
-                "select l.workload, l.machine, l.slots, l.cpus_milli - l.awaited_cpus_milli,"
-                " l.memory_bytes - l.awaited_memory_bytes"
-                " from allocation as l join workload as w on w.id = l.workload and w.attempt = l.attempt"
-                " where w.id = any(%s) and l.machine = any(%s) and l.released_at is null",
-                [victims, machines],
-            ).fetchall()
-            self._given_up = {(victim, machine): (s, c, b) for victim, machine, s, c, b in rows}
+            # Read without locks of their own: the workloads', which are held, keep all that is asked as it is.
+            self._victims = {id_: _Victim(*row) for id_, *row in ask(_NEWEST, victims)}
+            self._enemies = set(ask(_ENEMIES, own))
+            self._given_up = {(v, m): (s, c, b) for v, m, s, c, b in ask(_HOLDINGS, victims, machines)}
 
     def judge(self, candidate: Candidate, writes: _Writes) -> Verdict | None:
         """Notes what the award of one candidate writes; or why it cannot be, and nothing."""
@@ -257,8 +258,7 @@ class _Facts:
         )
         if not taken.ready:
             reason = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": list(plan.victims), "region": plan.region})
-        own = {"workload": plan.workload, "attempt": attempt, "region": plan.region, "reason": reason.to_json()}
-        writes.workloads.append(own)
+        own = {"workload": plan.workload, "attempt": attempt, "region": plan.region}
         writes.attempts.append(
             {
                 **own, "plan": _plan_body(plan, rank), "ready": taken.ready, "gpu_types": _gpu_types(candidate),
@@ -275,7 +275,12 @@ class _Facts:
             told = {"evictor": plan.workload, "evictor_rank": rank, "rank": found.rank}
             writes.mails.append(_mail(victim, MailKind.EVICT, found.number, told))
         detail = {"machines": machines, "victims": list(plan.victims), "rank": rank}
-        writes.events.append({**own, "tenant": tenant, "detail": detail, "dedup": f"{attempt}:{Phase.PLACING.value}"})
+        writes.events.append(
+            {
+                **own, "tenant": tenant, "reason": reason.to_json(), "detail": detail,
+                "dedup": f"{attempt}:{Phase.PLACING.value}",
+            }
+        )  # fmt: skip
         awarded = {"ready": taken.ready, "region": plan.region, "rank": rank}
         writes.mails.append(_mail(plan.workload, MailKind.AWARDED, attempt, awarded))
 
@@ -315,57 +320,78 @@ def _mail(workload: str, kind: MailKind, attempt: int, detail: Mapping[str, obje
     return {"workload": workload, "body": {"kind": kind.value, "attempt": attempt, "detail": detail}}
 
 
-_WORKLOADS = f"""
-    update workload set attempt = n.attempt, region = n.region, phase = '{Phase.PLACING.value}', reason = n.reason
-    from json_to_recordset(%s::json) as n (workload text, attempt bigint, region text, reason jsonb)
-    where workload.id = n.workload"""
-_ATTEMPTS = """
-    insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
-    select workload, attempt, region, plan, clock_timestamp(), case when ready then clock_timestamp() end, gpu_types,
-           cpus_milli, rank
-    from json_to_recordset(%s::json) as n (workload text, attempt bigint, region text, plan jsonb, ready bool,
-                                           gpu_types jsonb, cpus_milli bigint, rank bigint)"""
+# The parts of a union are carried out in their order: workloads are locked before machines, each by id.
+_LOCK = """
+    select * from (
+        select id, tenant, phase = any(%s) and held_by is null, attempt, null::bigint, null::bigint, null::bigint,
+               null::bigint
+        from workload where id = any(%s) order by id for update) as workloads
+    union all
+    select * from (
+        select id, null, state = 'ready' and cordon is null and not draining, (1::bigint << gpus::int) - 1, held,
+               promised, free_cpus_milli, free_memory_bytes
+        from machine where id = any(%s) order by id for update) as machines"""
+_NEWEST = """
+    select a.workload, a.attempt, a.rank, a.released_at is not null or a.evicting_since is not null
+    from attempt as a join workload as w on w.id = a.workload and w.attempt = a.attempt where w.id = any(%s)"""
+_ENEMIES = "select victim, evictor from eviction where victim = any(%s)"
+_HOLDINGS = """
+    select l.workload, l.machine, l.slots, l.cpus_milli - l.awaited_cpus_milli, l.memory_bytes - l.awaited_memory_bytes
+    from allocation as l join workload as w on w.id = l.workload and w.attempt = l.attempt
+    where w.id = any(%s) and l.machine = any(%s) and l.released_at is null"""
+
+
+_WRITE = f"""
+    with given as (select %s::json as rows),
+    workloads as (
+        update workload
+        set attempt = n.attempt, region = n.region, phase = '{Phase.PLACING.value}', reason = n.reason::jsonb
+        from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) as n (id, attempt, region, reason)
+        where workload.id = n.id),
+    attempts as (
+        insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
+        select workload, attempt, region, plan, clock_timestamp(), case when ready then clock_timestamp() end,
+               gpu_types, cpus_milli, rank
+        from given, json_to_recordset(rows -> 'attempts')
+            as n (workload text, attempt bigint, region text, plan jsonb, ready bool, gpu_types jsonb,
+                  cpus_milli bigint, rank bigint)),
+    allocations as (
+        insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli,
+                                memory_bytes, awaited_memory_bytes, tasks, held_at)
+        select workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
+               awaited_memory_bytes, tasks, case when complete then clock_timestamp() end
+        from given, json_to_recordset(rows -> 'allocations')
+            as n (workload text, attempt bigint, machine text, slots bigint, awaited bigint, cpus_milli bigint,
+                  complete bool, awaited_cpus_milli bigint, memory_bytes bigint, awaited_memory_bytes bigint,
+                  tasks jsonb)),
+    events as (
+        insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)
+        select 'workload.{Phase.PLACING.value}', tenant, workload, attempt, region, reason, detail, dedup
+        from given, json_to_recordset(rows -> 'events')
+            as n (tenant text, workload text, attempt bigint, region text, reason jsonb, detail jsonb, dedup text)),
+    mails as (
+        insert into outbox (kind, workload, body)
+        select 'mail', workload, body
+        from given, json_to_recordset(rows -> 'mails') as n (workload text, body jsonb)),
+    waits as (delete from waiting where workload = any(%s))
+    select pg_notify('{events.CHANNEL}', ''), pg_notify('{outbox.CHANNEL}', '')"""
 _VICTIM = "json_to_recordset(%s::json) as n (evictor text, evictor_attempt bigint, victim text, victim_attempt bigint)"
 _EVICTIONS = f"insert into eviction (evictor, evictor_attempt, victim, victim_attempt) select * from {_VICTIM}"
-_VICTIMS_LOCK = f"""
+_LOCK_VICTIMS = f"""
     select from attempt as a join {_VICTIM} on a.workload = n.victim and a.attempt = n.victim_attempt
     order by a.workload for update of a"""
 _VICTIMS = f"""
     update attempt set evicting_since = clock_timestamp(), evictor = n.evictor
     from {_VICTIM} where attempt.workload = n.victim and attempt.attempt = n.victim_attempt"""
-_ALLOCATIONS = """
-    insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
-                            awaited_memory_bytes, tasks, held_at)
-    select workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
-           awaited_memory_bytes, tasks, case when complete then clock_timestamp() end
-    from json_to_recordset(%s::json)
-        as n (workload text, attempt bigint, machine text, slots bigint, awaited bigint, cpus_milli bigint, tasks jsonb,
-              complete bool, awaited_cpus_milli bigint, memory_bytes bigint, awaited_memory_bytes bigint)"""
-_EVENTS = f"""
-    insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)
-    select 'workload.{Phase.PLACING.value}', tenant, workload, attempt, region, reason, detail, dedup
-    from json_to_recordset(%s::json)
-        as n (tenant text, workload text, attempt bigint, region text, reason jsonb, detail jsonb, dedup text)"""
-_WAITING = "delete from waiting where workload = any(%s)"
-_MAILS = """
-    insert into outbox (kind, workload, body)
-    select 'mail', workload, body from json_to_recordset(%s::json) as n (workload text, body jsonb)"""
 
 
-def _write(cursor: Cursor[Any], writes: _Writes) -> None:
-    """Sends everything at once: no statement waits for the answer to the one before it."""
-    evictions = [json.dumps(writes.evictions)]
-    with cursor.connection.pipeline():
-        cursor.execute(_WORKLOADS, [json.dumps(writes.workloads)])
-        cursor.execute(_ATTEMPTS, [json.dumps(writes.attempts)])
-        if writes.evictions:
-            cursor.execute(_EVICTIONS, evictions)
-        cursor.execute(_ALLOCATIONS, [json.dumps(writes.allocations)])
-        if writes.evictions:
-            cursor.execute(_VICTIMS_LOCK, evictions)
-            cursor.execute(_VICTIMS, evictions)
-        cursor.execute(_EVENTS, [json.dumps(writes.events)])
-        cursor.execute(_WAITING, [[row["workload"] for row in writes.workloads]])
-        cursor.execute(_MAILS, [json.dumps(writes.mails)])
-        cursor.execute(f"notify {events.CHANNEL}".encode())
-        cursor.execute(f"notify {outbox.CHANNEL}".encode())
+def _write(connection: Connection[Any], writes: _Writes) -> None:
+    """Writes everything, in one statement and what evictions need."""
+    # Arrays for what is looked up by a key: of a document's length the planner knows nothing.
+    own = [[row[name] for row in writes.attempts] for name in ("workload", "attempt", "region")]
+    reasons = [json.dumps(row["reason"]) for row in writes.events]
+    connection.execute(_WRITE.encode(), [json.dumps(vars(writes)), *own, reasons, own[0]])
+    if writes.evictions:
+        victims = [json.dumps(writes.evictions)]
+        for query in (_EVICTIONS, _LOCK_VICTIMS, _VICTIMS):
+            connection.execute(query.encode(), victims)

@@ -16,7 +16,7 @@ from domain.ask import Ask, ask_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, PlacementRequest
+from domain.scheduling import Bid, PlacementRequest, Plan
 from infra.db.models import RegionBid, Replica
 from infra.db.session import transaction
 from rms.gang import Planner
@@ -118,11 +118,11 @@ def bids_on(planner: Planner, batch: Sequence[Asked]) -> list[Bid]:
         answer = known.get(key)
         if answer is None:
             answer = known[key] = region_bid(planner, a)
-        elif answer.plan is not None:
-            plan = replace(answer.plan, workload=a.request.workload)
-            answer = replace(answer, workload=a.request.workload, plan=plan)
         else:
-            answer = replace(answer, workload=a.request.workload)
+            own, plan = a.request.workload, answer.plan
+            if plan is not None:
+                plan = Plan(own, plan.region, plan.jobs, plan.victims, plan.quality)
+            answer = Bid(own, answer.region, plan, answer.reasons, answer.victim_attempts)
         out.append(answer)
     return out
 

@@ -5,7 +5,7 @@ from sqlalchemy import Engine, text
 
 import rms.compare
 from activities.bids import Asked, placement_request, ready_replicas, region_bid
-from activities.held import US, Held
+from activities.held import Held, microseconds
 from activities.order import Entry
 from activities.reading import QueuedRow
 from domain.ask import ask_of
@@ -30,7 +30,7 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
         ask = ask_of(written)
         replicas = ready_replicas(session, ask.tables)
     with held.current():
-        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, round(held.now_s * US), written)
+        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(held.now_s), written)
         try:
             held.queue.put_workloads([own])
             scan = held.queue.scan(held.now_s)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from sqlalchemy import Engine
 
-from activities.reading import AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
+from activities.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from activities.usage import Amount, Usage
 from domain.ask import ask_of
 from domain.scheduling import (
@@ -37,6 +37,18 @@ from rms.region import Region
 
 US = 1_000_000
 """Microseconds of a second."""
+
+
+def seconds(us: int) -> float:
+    """A row's time in seconds since 1970."""
+    return (us + EPOCH_US) / US
+
+
+def microseconds(seconds: float) -> int:
+    """A time in seconds since 1970 as rows have it."""
+    return round(seconds * US) - EPOCH_US
+
+
 _READ_AT_ONCE = 20_000
 
 
@@ -57,7 +69,7 @@ class HeldQueue:
     def scan(self, now_s: float) -> Scan:
         """Ranks everything as of a moment."""
         settings = self._settings
-        shares = self._usage.shares(round(now_s * US), self._fleet, self._tenants)
+        shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
         self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
         return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
 
@@ -79,7 +91,7 @@ class HeldQueue:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
                 news.append(Change(float(self.queue.pending.at_s[row]), id_, None))
         for w in rows:
-            at_s = w.submitted_us / US
+            at_s = seconds(w.submitted_us)
             now = None
             if w.ask is not None:
                 now = QueuedWorkload(w.id, w.tenant, at_s, ask_of(w.ask).jobs, w.level, w.held)
@@ -92,11 +104,11 @@ class HeldQueue:
         for a in gone:
             self._usage.ended(a.tenant, a.awarded_us, _held_by(a))
             self.ranks.pop(a.workload.encode(), None)
-            news.append(Change(a.awarded_us / US, a.workload, None))
+            news.append(Change(seconds(a.awarded_us), a.workload, None))
         for a in new:
             self._usage.began(a.tenant, a.awarded_us, _held_by(a))
             self.ranks[a.workload.encode()] = a.rank
-            awarded_s = a.awarded_us / US
+            awarded_s = seconds(a.awarded_us)
             placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
             news.append(Change(awarded_s, a.workload, placed))
         self.queue.apply((), news)
@@ -256,7 +268,7 @@ class Held:
                 self._planners[name] = Planner(self.regions[name])
 
     def _read_history(self, reader: Reader) -> None:
-        since_us = round((self.now_s - self._settings.fair_window_s) * US)
+        since_us = microseconds(self.now_s - self._settings.fair_window_s)
         for use in reader.use(since_us):
             self.queue.add_use(use.tenant, use.awarded_us, use.released_us, _amount(use.gpu_types, use.cpus_milli))
 
@@ -320,13 +332,13 @@ class Held:
         return self._only is None or region in self._only
 
     def _as_running(self, a: AttemptRow, held: tuple[Holding, ...]) -> RunningWorkload:
-        started_s = (a.awarded_us if a.started_us is None else a.started_us) / US
+        started_s = seconds(a.awarded_us if a.started_us is None else a.started_us)
         return RunningWorkload(
             id=a.workload,
             rank=a.rank,
             started_at_s=started_s,
             holdings=held,
-            last_checkpoint_at_s=None if a.checkpoint_us is None else a.checkpoint_us / US,
+            last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
             evictable=a.ready and not a.evicting,
             protected_until_s=started_s + self._settings.min_runtime_s,
             attempt=a.attempt,

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from psycopg import Connection
 from psycopg.abc import Params
+from psycopg.types.numeric import Int8BinaryLoader
 from sqlalchemy.orm import Session
 
 from domain.phases import QUEUED_PHASES
 
 _QUEUED = f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
-_US = "(extract(epoch from {}) * 1000000)::bigint"
+EPOCH_US = 946_684_800_000_000
+"""Times in rows are as Postgres has them, whole microseconds since the beginning of 2000; this is that since 1970."""
 
 
 class QueuedRow(NamedTuple):
@@ -96,12 +98,11 @@ class UseRow(NamedTuple):
 
 
 _WORKLOAD = (
-    f"select id, tenant, level, held_by is not null, {_US.format('submitted_at')},"
-    f" case when {_QUEUED} then ask end from workload"
+    f"select id, tenant, level, held_by is not null, submitted_at, case when {_QUEUED} then ask end from workload"
 )
 _ATTEMPT = (
-    f"select a.workload, a.attempt, w.tenant, w.level, a.region, {_US.format('a.awarded_at')},"
-    f" {_US.format('a.released_at')}, {_US.format('a.started_at')}, {_US.format('a.checkpoint_at')},"
+    "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
+    " a.checkpoint_at,"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli"
     " from attempt as a join workload as w on w.id = a.workload"
 )
@@ -137,6 +138,7 @@ class Reader:
     def _found(self, query: str, params: Params) -> Iterator[tuple[Any, ...]]:
         # Binary: a number is not written as text on one side to be read again on the other.
         with self._connection.cursor(binary=True) as cursor:
+            cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
             yield from cursor.execute(query.encode(), params)
 
     def _copied(self, row: type, query: str) -> Iterator[tuple[Any, ...]]:
@@ -198,11 +200,11 @@ class Reader:
         return [name for (name,) in self._found("select name from region order by name", [])]
 
     def use(self, since_us: int) -> Iterator[UseRow]:
-        """Attempts that were released after a moment."""
+        """Attempts that were released after a moment, in microseconds since 2000."""
         # The moment is a number that we made: COPY takes no parameters.
         query = (
-            f"select w.tenant, {_US.format('a.awarded_at')}, {_US.format('a.released_at')}, a.gpu_types, a.cpus_milli"
+            "select w.tenant, a.awarded_at, a.released_at, a.gpu_types, a.cpus_milli"
             " from attempt as a join workload as w on w.id = a.workload"
-            f" where a.released_at > timestamptz 'epoch' + {int(since_us)} * interval '1 microsecond'"
+            f" where a.released_at > timestamptz '2000-01-01 00:00:00+00' + {int(since_us)} * interval '1 microsecond'"
         )
         return map(UseRow._make, self._copied(UseRow, query))

@@ -166,7 +166,7 @@ class BidRequest:
 
     region: str
     scan: int
-    first: int
+    first: int = 0
     """Where in the queue the batch begins, from 0."""
 
 
@@ -175,9 +175,9 @@ class AwardRequest:
     """Asks for the plans of a batch to be awarded in queue order."""
 
     scan: int
-    first: int
-    unreachable: list[str]
-    waited_s: float
+    first: int = 0
+    unreachable: list[str] = field(default_factory=list)
+    waited_s: float = 0.0
 
 
 @dataclass

@@ -57,11 +57,12 @@ async def _tick() -> float:
     try:
         ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
         rest_s = ticket.interval_s
+        # Histories of before there was `queued` list the queue.
         for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
             result = await _auction(ticket, first)
             rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
-            if result.over:
-                break
+            if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
+                break  # The server keeps no history for ever: the next one begins at the head again.
     except FailureError as error:
         workflow.logger.warning("this tick failed: %s", error.cause or error)
         return _AFTER_ERROR_S

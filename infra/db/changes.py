@@ -78,12 +78,14 @@ def between(
     found = session.execute(
         text(
             "select distinct kind, key, attempt from change"
-            " where txid >= :xmin and (txid >= :xmax or txid = any(:in_flight))"
+            # The upper end says nothing new: it tells the planner, which may know nothing yet, that these are few.
+            " where txid >= :xmin and txid < :upto and (txid >= :xmax or txid = any(:in_flight))"
             " and (cast(:regions as text[]) is null or region is null or region = any(:regions))"
         ),
         {
             "xmin": seen.xmin,
             "xmax": seen.xmax,
+            "upto": now.xmax,
             "in_flight": list(seen.in_flight),
             "regions": None if regions is None else sorted(regions),
         },

@@ -190,7 +190,8 @@ class Workload(Base):
     """When its logs and checkpoints were deleted."""
     __table_args__ = (
         Index("workload_tenant", "tenant", "id"),
-        Index("workload_live", "phase", postgresql_where=text("finished_at is null")),
+        # Not by phase: that changes often, and a change of what is in no index is cheap.
+        Index("workload_live", "id", postgresql_where=text("finished_at is null")),
         Index("workload_labels", "labels", postgresql_using="gin"),
     )
 
@@ -391,8 +392,8 @@ class Change(Base):
     """
 
     __tablename__ = "change"
+    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"), primary_key=True)
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"))
     at: Mapped[datetime] = mapped_column(server_default=_NOW)
     kind: Mapped[str]
     """`workload`, `moved` (gone, or submitted at another time), `attempt`, `history` (of released attempts), `machine`,
@@ -401,7 +402,7 @@ class Change(Base):
     attempt: Mapped[int | None]
     region: Mapped[str | None]
     """The one region to which it matters, where that is known."""
-    __table_args__ = (Index("change_order", "txid"), {"prefixes": ["UNLOGGED"]})
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
 class ChangeEpoch(Base):
