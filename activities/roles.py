@@ -29,6 +29,7 @@ from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.memory import give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
 
@@ -135,6 +136,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("region: the role 'region' needs at least one --region")
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
+    give_back_freed_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -27,6 +27,7 @@ from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from domain.scheduling import MachineState
 from gms.columns import Change, Queue
 from gms.scan import scan_queue
+from infra.memory import give_back_freed_memory
 from rms.region import Region
 
 WORKLOADS, TENANTS = 1_000_000, 500
@@ -79,6 +80,7 @@ def measure(workloads: int) -> Mapping[str, int]:
 
     `used` is the growth without what the C library keeps of what was freed (malloc_trim); the figure is with it.
     """
+    give_back_freed_memory()  # As a worker does.
     warm()
     queue, region = Queue(), Region("here")
     _fill(Queue(), Region("small"), 1000)

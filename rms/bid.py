@@ -25,13 +25,10 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     """
     region = planner.region
     spared = planner.begin(request)
-    evictable = int(((region.holders.rank > request.rank) & ~spared).sum())
     with undoing(region) as undo:
         planned = planner.gang(request, spared, undo)
         if isinstance(planned, Stuck):
-            return Bid(
-                request.workload, region.name, None, tuple(refusal(planner, request, planned, spared, evictable))
-            )
+            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, spared)))
     final = without_surplus(planner, planned)
     plan = Plan(
         request.workload,

@@ -64,6 +64,8 @@ class Planner:
         self._choice: Choice
         self._work: I8
         self._stuck: JobRequest | None = None
+        self.evictable = 0
+        """How many the request at hand may evict."""
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
@@ -74,12 +76,14 @@ class Planner:
             self._work = np.empty((3, size[0]), np.int64)
             self._most_ever.clear()
             self._size = size
-        spared = ~self.region.holders.evictable
+        holders = self.region.holders
+        spared = ~holders.evictable
         for enemy in request.may_not_evict:
             number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
         self._stuck = None
+        self.evictable = int(((holders.rank > request.rank) & ~spared).sum())
         return spared
 
     def without_room(self, request: PlacementRequest) -> JobRequest | None:
@@ -152,6 +156,8 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
+        if not self.evictable:
+            return None
         region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
             region.machines, region.holders, spared, rank, need, types, self._out, self._choice
