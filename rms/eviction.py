@@ -11,6 +11,9 @@ from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines, shif
 from rms.packing import Need, Spread, capacity
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
 
+_REMEMBERED = 32
+"""A choice of more victims is not remembered."""
+
 
 class Choice(NamedTuple):
     """Scratch for victims: those of the best plan so far, and those of the place under way."""
@@ -29,6 +32,26 @@ class Choice(NamedTuple):
             np.zeros(RANKS, np.int64),
             np.zeros(RANKS, np.int64),
         )
+
+
+class Memo(NamedTuple):
+    """Choices of victims for one kind of job, by type and cluster, each good for one version of the cluster.
+
+    A choice depends on nothing but the job, its rank and the cluster. Queues repeat themselves, and an award changes a
+    cluster or two, so in a large region nearly all choices are known.
+    """
+
+    version: I8
+    size: I4
+    """How many victims; 0: there is no choice."""
+    victims: I4
+    """(types, clusters, places)."""
+
+    @classmethod
+    def of(cls, types: int, clusters: int) -> "Memo":
+        """Nothing is known."""
+        shape = max(1, types), clusters
+        return cls(np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
 @compiled
@@ -191,7 +214,7 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 @compiled
 def plan_evicting(
     machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, out: Spread,
-    choice: Choice,
+    choice: Choice, memo: Memo,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """The best plan over all places, each with its own choice of victims; `spared` holders are not asked.
 
@@ -207,10 +230,20 @@ def plan_evicting(
             continue
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, middle = group_rows(machines, cluster, wanted)
-            if first == last or not _could_fit(machines, holders, need, rank, first, last):
+            if first == last:
                 continue
-            needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
-            if not needed:
+            if memo.version[preference, cluster] == machines.version[cluster]:
+                needed = memo.size[preference, cluster]
+                choice.victims[:needed] = memo.victims[preference, cluster, :needed]
+            else:
+                needed = 0
+                if _could_fit(machines, holders, need, rank, first, last):
+                    needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
+                if needed <= _REMEMBERED:
+                    memo.version[preference, cluster] = machines.version[cluster]
+                    memo.size[preference, cluster] = needed
+                    memo.victims[preference, cluster, :needed] = choice.victims[:needed]
+            if needed == 0:
                 continue
             choice.by_rank[:] = 0
             lost, youngest = 0, -np.inf

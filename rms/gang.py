@@ -8,13 +8,15 @@ import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
-from rms.eviction import Choice, free_all, most_placeable, plan_evicting
+from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
 from rms.region import Region
 from rms.spanning import merged
 
 SEVERAL = -1
+_MEMOS = 64
+"""Kinds of jobs for which choices of victims are remembered."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Planner:
         self._stuck: JobRequest | None = None
         self.evictable = 0
         """How many the request at hand may evict."""
+        self._has_enemies = False
+        self._memos: dict[tuple[object, ...], Memo] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
@@ -75,13 +79,15 @@ class Planner:
             self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
             self._work = np.empty((3, size[0]), np.int64)
             self._most_ever.clear()
+            self._memos.clear()
             self._size = size
-        holders = self.region.holders
+        holders, self._has_enemies = self.region.holders, False
         spared = ~holders.evictable
         for enemy in request.may_not_evict:
             number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
+                self._has_enemies = True
         self._stuck = None
         self.evictable = int(((holders.rank > request.rank) & ~spared).sum())
         return spared
@@ -160,18 +166,34 @@ class Planner:
             return None
         region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need, types, self._out, self._choice
+            region.machines, region.holders, spared, rank, need, types, self._out, self._choice, self._memo(job, rank)
         )
         rows = None
         if best == NOWHERE and job.span_clusters:
             machines, holders, rows = merged(region)
             best, _, count, racks, victims = plan_evicting(
-                machines, holders, spared, rank, need, types, self._out, self._choice
+                machines, holders, spared, rank, need, types, self._out, self._choice, Memo.of(len(types), 1)
             )
             cluster = SEVERAL
         if best == NOWHERE:
             return None
         return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
+
+    def _memo(self, job: JobRequest, rank: int) -> Memo:
+        """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
+        clusters = len(self.region.clusters)
+        if self._has_enemies:
+            return Memo.of(len(job.gpu_types), clusters)
+        key = need_of(job), job.gpu_types, rank
+        memo = self._memos.pop(key, None) or Memo.of(len(job.gpu_types), clusters)
+        self._memos[key] = memo  # The last one used is the last one to go.
+        if len(self._memos) > _MEMOS:
+            del self._memos[next(iter(self._memos))]
+        return memo
+
+    def forget(self) -> None:
+        """Forgets what was found before, for benches of the search itself."""
+        self._memos.clear()
 
     def _plan(
         self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),
@@ -226,8 +248,9 @@ class Undo:
 @contextmanager
 def undoing(region: Region) -> Iterator[Undo]:
     """An `Undo` that is called at the end, whatever happens."""
-    undo = Undo(region)
+    undo, version = Undo(region), region.machines.version.copy()
     try:
         yield undo
     finally:
         undo()
+        region.machines.version[:] = version  # All is as it was.

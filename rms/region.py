@@ -102,7 +102,7 @@ class Region:
         self._arrived.clear()
         self._closed.clear()
         columns = self._layout.machines
-        self._holders = HolderTable(self._layout.row_of, self._closed, columns.kind, columns.kind_cluster)
+        self._holders = HolderTable(self._layout.row_of, self._closed, columns)
         for workload in running:
             self._holders.put(workload)
         self.hardware += 1

@@ -37,6 +37,8 @@ def merged(region: Region) -> tuple[Machines, Holders, I4]:
         kind_type=types.astype(np.int32),
         kind_cluster=np.zeros(len(types), np.int32),
         cluster_at=np.array([0, len(types)], np.int32),
+        version=np.zeros(1, np.int64),
+        clock=np.zeros(1, np.int64),
     )
     to_row = np.empty(len(rows), np.int32)
     to_row[rows] = np.arange(len(rows))
