@@ -8,8 +8,9 @@ export UV_SYSTEM_CERTS ?= 1
 export UV_NATIVE_TLS ?= 1
 export UV_LINK_MODE ?= copy
 ARGS ?=
+SUITE ?=
 
-.PHONY: setup demo test lint format lock chaos clean
+.PHONY: setup demo test lint format lock chaos bench clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +32,10 @@ test: setup
 
 chaos: setup
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos $(ARGS)
+
+# All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms).
+bench: setup
+	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

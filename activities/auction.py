@@ -1,315 +1,243 @@
-"""The auction: a scan ranks the queue, regions bid, and one transaction for each workload awards (MAST 4.2, 4.3)."""
+"""The auction: a scan ranks the queue, regions bid, and plans are awarded in queue order (MAST 4.2, 4.3)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import Engine, delete, func, select, text
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-import gms.scan
-import rms.compare
-import rms.region
-from activities import on_demand, slots, snapshots
-from activities.bids import BID, Bidder, region_bid
-from activities.workloads import change_phase
+from activities import awards, on_demand
+from activities.bids import Asked, asked, bids_on, region_bid, region_bids
+from activities.dry_run import dry_run
+from activities.held import Held
+from activities.order import Order, batch, put_batch
+from activities.placing import Answers, Placing
+from activities.waiting import explain
 from domain.phases import QUEUED_PHASES, Phase
-from domain.protocol import (
-    Activity,
-    AwardRequest,
-    AwardResult,
-    DryRunRequest,
-    DryRunResult,
-    MailKind,
-    ScanTicket,
-)
+from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, JobRequest, Plan, QueuedWorkload
-from domain.spec import WorkloadSpec
+from domain.scheduling import Bid
 from infra.config import Settings
-from infra.db import outbox
-from infra.db.models import Attempt, Eviction, Publication, Region, RegionBid, Waiting, Workload
+from infra.db import outbox, published
+from infra.db.models import RegionBid, ScanBatch, Workload
 from infra.db.session import transaction
-from rms.gang import Planner
 
-DRY_RUN_ID = "~dry-run"
-"""Sorts after every id, so that ties go to workloads that exist."""
 _TRIES = 3
 """How often a workload's plan may turn out stale before the next tick tries it again."""
-
-
-def regions(session: Session) -> list[str]:
-    """All regions, by name."""
-    return list(session.scalars(select(Region.name).order_by(Region.name)))
+_PUBLISHING_SHARE = 0.1
+"""A long queue is published no oftener than that it takes this part of the time."""
 
 
 class AuctionActivities:
     """The queue's side: scans and awards."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, held: Held, here: Collection[str] = ()) -> None:
+        """`here` are regions whose RMS is this very process: it need not ask itself for bids."""
         self._engine = engine
-        self._settings = settings
-        self._bidder = Bidder(engine, settings)
+        self._settings = settings.scheduler
+        self._held = held
+        self._here = frozenset(here)
+        self._order: Order | None = None
+        """The newest scan's, if this process made it."""
+        self._publish_from_s = 0.0
+        """On the monotonic clock."""
+        self._counters: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------------------------------------------------ scans
 
     @activity.defn(name=Activity.SCAN.value)
     def scan(self, _: None = None) -> ScanTicket:
-        """One GMS scan pass over all pending workloads, published for reading."""
-        scheduler = self._settings.scheduler
-        with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            snapshot = snapshots.queue_snapshot(session, scheduler)
-            names = regions(session)
-        result = gms.scan.scan(snapshot)
-        items = [
-            {
-                "id": r.id,
-                "rank": r.rank,
-                "level": r.level,
-                "over_quota": r.over_quota,
-                "credit": r.credit,
-                "gpu_types": [list(t) for t in r.gpu_types],
-                "reason": r.reason.to_json() if r.reason else None,
-                "position": position,
-            }
-            for position, r in enumerate(result.queue, 1)
-        ]
+        """One GMS scan pass over all pending workloads."""
         with transaction(self._engine) as session:
             number = int(session.execute(text("select nextval('scan_number')")).scalar_one())
-            body = {"scan": number, "scanned_at_s": snapshot.now_s, "items": items, "placed": dict(result.placed_ranks)}
-            publication = insert(Publication).values(name=snapshots.QUEUE, body=body, at=func.clock_timestamp())
-            session.execute(
-                publication.on_conflict_do_update(
-                    index_elements=["name"], set_={"body": publication.excluded.body, "at": publication.excluded.at}
-                )
-            )
+        with self._held.current() as held:
+            scan = held.queue.scan(held.now_s)
+            order = self._order = Order(number, held.now_s, scan)
+            ranks = held.queue.other_ranks(scan)
+            regions = sorted(held.regions.keys() - self._here)
+        self._counters["scans"] += 1
+        with transaction(self._engine) as session:
+            write_ranks(session, ranks)
             session.execute(delete(RegionBid).where(RegionBid.scan < number))
+            session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
+            if len(order) and regions:
+                put_batch(session, number, 0, order.entries(0, self._settings.batch))
+        if not len(order):
+            self._publish(order)
         return ScanTicket(
             scan=number,
-            workloads=[r.id for r in result.queue],
-            regions=names,
-            batch=scheduler.batch,
-            bid_timeout_s=scheduler.bid_timeout_s,
-            interval_s=scheduler.scan_interval_s,
+            regions=regions,
+            batch=self._settings.batch,
+            bid_timeout_s=self._settings.bid_timeout_s,
+            interval_s=self._settings.scan_interval_s,
+            queued=len(order),
         )
+
+    def _publish(self, order: Order) -> float | None:
+        """Publishes a scan's order, or says in how many seconds that is due."""
+        began_s = time.monotonic()
+        if began_s < self._publish_from_s:
+            return self._publish_from_s - began_s
+        with transaction(self._engine) as session:
+            published.publish(session, order.published(), self._counters)
+        took_s = time.monotonic() - began_s
+        self._publish_from_s = began_s + took_s / _PUBLISHING_SHARE
+        return None
+
+    # ----------------------------------------------------------------------------------------------------------- awards
 
     @activity.defn(name=Activity.AWARD.value)
     def award(self, request: AwardRequest) -> AwardResult:
-        """Awards a batch in queue order, one transaction for each workload.
+        """Awards a batch in queue order, all of it in one transaction where nothing comes between.
 
         A region in which an earlier workload of the batch was placed bids again (in this process, on the changed
-        state), so the result is that of placing one workload at a time.
+        state), so the result is that of placing one workload at a time. Regions of this very process, and those whose
+        bids were lost, bid here in the first place.
         """
-        with transaction(self._engine) as session:
-            bids: dict[str, list[Bid]] = {w: [] for w in request.workloads}
-            for row in session.scalars(
-                select(RegionBid).where(RegionBid.scan == request.scan, RegionBid.workload.in_(request.workloads))
-            ):
-                bids[row.workload].append(BID.validate_python(row.body))
-            queue = snapshots.published_queue(session)
-        result = AwardResult(awarded=0, waiting=0, rebids=0)
-        changed: set[str] = set()
-        for workload in request.workloads:
-            item = queue.items.get(workload)
-            answers = {b.region: b for b in bids[workload]}
-            for region in request.unreachable:
-                detail = {"region": region, "waited_s": request.waited_s}
-                answers[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
-            stale = {r for r, b in answers.items() if b.plan is not None and r in changed}
-            for _ in range(_TRIES):
-                for region in sorted(stale):
-                    answers.pop(region)
-                    answers.update((b.region, b) for b in self._bidder.bids(region, [workload], queue))
-                    result.rebids += 1
-                best = rms.compare.best([b.plan for b in answers.values() if b.plan is not None])
-                if best is None:
-                    self._explain_waiting(workload, answers, queue, request.unreachable)
-                    result.waiting += 1
-                    break
-                try:
-                    won = self._award_one(best, answers[best.region].victim_attempts, item, queue.placed)
-                except (slots.StalePlan, IntegrityError):
-                    stale = {best.region}
-                    continue
-                if won:
-                    changed.add(best.region)
-                    result.awarded += 1
-                break
-            else:
-                region = next(iter(stale))
-                conflict = Bid(workload, region, None, (Reason(ReasonCode.AWARD_CONFLICT, {"region": region}),))
-                self._explain_waiting(workload, {**answers, region: conflict}, queue, request.unreachable)
-                result.waiting += 1
-                with transaction(self._engine) as session:
-                    outbox.wake_scheduler(session)
+        order = self._order if self._order is not None and self._order.number == request.scan else None
+        result = self._settle(order, request)
+        if order is None:
+            result.over = True
+            with transaction(self._engine) as session:
+                outbox.wake_scheduler(session)
+        else:
+            self._go_on(order, request, result)
         return result
 
-    def _award_one(
-        self, plan: Plan, victims: Mapping[str, int], item: Mapping[str, Any] | None, ranks: Mapping[str, int]
-    ) -> bool:
-        """The one transaction: checks that the plan's facts still hold and takes the slots. False: no longer queued.
-
-        `victims` are the plan's, each with the attempt that it is about; `ranks` are those of placed workloads.
-
-        Raises:
-            StalePlan: the facts do not hold any more.
-        """
+    def _go_on(self, order: Order, request: AwardRequest, result: AwardResult) -> None:
+        """Puts the next batch where regions find it, or publishes the queue after the last."""
+        following = request.first + self._settings.batch
+        if following >= len(order):
+            result.rest_s = self._publish(order)
+            return
+        if self._held.regions.keys() <= self._here:
+            return
         with transaction(self._engine) as session:
-            rows = {
-                row.id: row
-                for row in session.scalars(
-                    select(Workload)
-                    .where(Workload.id.in_([plan.workload, *plan.victims]))
-                    .order_by(Workload.id)
-                    .with_for_update()
-                )
-            }
-            row = rows.get(plan.workload)
-            if row is None or Phase(row.phase) not in QUEUED_PHASES or row.held_by is not None:
-                return False
-            attempts = {v: self._check_victim(session, plan, rows.get(v), victims.get(v)) for v in plan.victims}
-            if snapshots.evictors(session, [row.id])[row.id] & set(plan.victims):
-                raise slots.StalePlan(f"a victim of {plan.workload} has evicted it meanwhile")
-            spec = WorkloadSpec.model_validate(row.spec)
-            requests = spec.requests()
-            row.attempt += 1
-            row.region = plan.region
-            own = self._attempt(row, plan, requests, snapshots.rank_of_queued(item))
-            session.add(own)
-            session.flush()
-            for victim, attempt in attempts.items():
-                session.add(
-                    Eviction(evictor=row.id, evictor_attempt=row.attempt, victim=victim, victim_attempt=attempt.attempt)
-                )
-            taken_from = {v: a.attempt for v, a in attempts.items()}
-            ready = slots.take(session, row.id, row.attempt, requests, plan.jobs, taken_from)
-            own.ready_at = func.clock_timestamp() if ready else None
-            self._tell(session, row, plan, ready, own.plan["rank"], attempts, ranks)
-        return True
+            put_batch(session, order.number, following, order.entries(following, self._settings.batch))
 
-    @staticmethod
-    def _attempt(row: Workload, plan: Plan, requests: tuple[JobRequest, ...], rank: int) -> Attempt:
-        gpu_types: dict[str, int] = {}
-        for request, job in zip(requests, plan.jobs, strict=True):
-            if job.gpu_type is not None and request.gpus:
-                gpu_types[job.gpu_type] = gpu_types.get(job.gpu_type, 0) + request.gpus
-        return Attempt(
-            workload=row.id,
-            attempt=row.attempt,
-            region=plan.region,
-            plan={
-                "jobs": [
-                    {"job": j.job, "cluster": j.cluster, "gpu_type": j.gpu_type, "machines": list(j.machines)}
-                    for j in plan.jobs
-                ],
-                "victims": list(plan.victims),
-                "rank": rank,
-                "lost_gpu_s": plan.quality.lost_gpu_s,
-            },
-            awarded_at=func.clock_timestamp(),
-            gpu_types=gpu_types,
-            cpus_milli=sum(r.cpus_milli for r in requests),
-        )
+    def _settle(self, order: Order | None, request: AwardRequest) -> AwardResult:
+        """Places, awards, and explains to those who wait why they do."""
+        result = AwardResult(awarded=0, waiting=0, rebids=0)
+        with self._held.current() as held:
+            reachable = held.regions.keys() - set(request.unreachable)
+            with transaction(self._engine) as session:
+                if order is not None:
+                    entries = order.entries(request.first, self._settings.batch)
+                else:
+                    entries = batch(session, request.scan, request.first)
+                todo = asked(session, entries)
+                bids = {}
+                if not reachable <= self._here:
+                    bids = region_bids(session, request.scan, request.first)
+            for region in sorted(reachable - bids.keys()):
+                bids[region] = bids_on(held.planner(region), todo)
+            placing = Placing(held, _answers(todo, bids, request), reachable)
+            stale: Counter[str] = Counter()
+            waiting: list[Asked] = []
+            while todo:
+                self._counters["rounds"] += 1
+                placed = placing.place(todo)
+                done = awards.award(self._engine, [_candidate(a, b) for a, b in zip(todo, placed, strict=True) if b])
+                result.awarded += done.count
+                settled = _settled(placed, done)
+                waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]
+                if settled == len(todo):
+                    break
+                failed, of = todo[settled], placed[settled]
+                for bid in placed[settled:]:
+                    if bid is not None and bid.plan is not None:
+                        held.doubt(bid.plan)
+                held.look()
+                workload = failed.entry.workload
+                stale[workload] += 1
+                again = done.verdict is awards.Verdict.STALE and stale[workload] < _TRIES
+                if done.verdict is awards.Verdict.STALE and not again and of is not None:
+                    conflict = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
+                    placing.answers[workload][of.region] = Bid(workload, of.region, None, (conflict,))
+                    waiting.append(failed)
+                todo = todo[settled if again else settled + 1 :]
+            result.rebids, result.waiting = placing.rebids, len(waiting)
+            self._explain(held, waiting, placing.answers, request.unreachable)
+        if any(count == _TRIES for count in stale.values()):
+            with transaction(self._engine) as session:
+                outbox.wake_scheduler(session)
+        self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
+        return result
 
-    @staticmethod
-    def _check_victim(session: Session, plan: Plan, row: Workload | None, number: int | None) -> Attempt:
-        # Read without a lock: the workload's own, which is held, keeps all that is asked here as it is.
-        attempt = session.get(Attempt, (row.id, row.attempt)) if row is not None and row.attempt == number else None
-        if attempt is None or attempt.released_at is not None or attempt.evicting_since is not None:
-            raise slots.StalePlan(f"a victim of {plan.workload} is gone")
-        return attempt
-
-    @staticmethod
-    def _tell(
-        session: Session,
-        row: Workload,
-        plan: Plan,
-        ready: bool,
-        rank: int,
-        victims: Mapping[str, Attempt],
-        ranks: Mapping[str, int],
+    def _explain(
+        self, held: Held, waiting: Sequence[Asked], answers: Mapping[str, Answers], unreachable: Sequence[str]
     ) -> None:
-        """The rest of the award: the phase, who is told, and why nobody waits for it any more."""
-        for victim, attempt in victims.items():
-            attempt.evicting_since = func.clock_timestamp()
-            attempt.evictor = row.id
-            detail = {"evictor": row.id, "evictor_rank": rank, "rank": snapshots.rank_of_placed(attempt, ranks)}
-            outbox.mail(session, victim, MailKind.EVICT, attempt.attempt, **detail)
-        machines = sorted({m for job in plan.jobs for m, _ in job.machines})
-        detail = {"region": plan.region, "machines": len(machines), "victims": len(plan.victims)}
-        reason = Reason(ReasonCode.AWARDED, detail)
-        if not ready:
-            reason = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": list(plan.victims), "region": plan.region})
-        change_phase(
-            session, row, Phase.PLACING, reason.to_json(), machines=machines, victims=list(plan.victims), rank=rank
-        )
-        session.execute(delete(Waiting).where(Waiting.workload == row.id))
-        outbox.mail(session, row.id, MailKind.AWARDED, row.attempt, ready=ready, region=plan.region, rank=rank)
+        """Publishes why workloads wait; starts to bring data near hardware where no region has both."""
+        reasons = {}
+        for a in waiting:
+            own = answers[a.entry.workload]
+            found = [reason for _, bid in sorted(own.items()) for reason in bid.reasons]
+            if a.entry.reason is not None:
+                found.insert(0, a.entry.reason)
+            if on_demand.lacks_only_data(own.values()):
+                found = self._bring_data(held, a, sorted(own.keys() - set(unreachable)), unreachable) + found
+            reasons[a.entry.workload] = found
+        explain(self._engine, reasons)
 
-    def _explain_waiting(
-        self, workload: str, answers: Mapping[str, Bid], queue: snapshots.PublishedQueue, unreachable: Sequence[str]
-    ) -> None:
-        """Publishes why a workload waits; starts to bring its data near hardware where no region has both."""
-        item = queue.items.get(workload)
-        reasons = [reason for _, bid in sorted(answers.items()) for reason in bid.reasons]
-        if item and item["reason"]:
-            reasons.insert(0, Reason.from_json(item["reason"]))
-        offers: list[Bid] | None = None
-        if on_demand.lacks_only_data(answers.values()):
-            offers = self._offers_without_data(workload, sorted(answers.keys() - set(unreachable)), queue, unreachable)
+    def _bring_data(self, held: Held, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]) -> list[Reason]:
+        """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
+        offers: list[Bid] = []
         with transaction(self._engine) as session:
-            row = session.get(Workload, workload, with_for_update=True)
-            if row is None or Phase(row.phase) not in QUEUED_PHASES:
-                return
-            if offers is not None:
-                spec = WorkloadSpec.model_validate(row.spec)
-                reasons = on_demand.bring_data(session, row, spec, offers) + reasons
-            body = {"reasons": [r.to_json() for r in reasons]}
-            found = session.get(Waiting, workload)
-            if found is None or found.reasons != body:
-                session.merge(Waiting(workload=workload, reasons=body, at=func.now()))
-
-    def _offers_without_data(
-        self, workload: str, reachable: Sequence[str], queue: snapshots.PublishedQueue, unreachable: Sequence[str]
-    ) -> list[Bid] | None:
-        """The regions' answers as if its tables were there; None where no copy is wanted."""
-        with transaction(self._engine) as session:
-            row = session.get(Workload, workload)
-            if row is None:
-                return None
-            spec = WorkloadSpec.model_validate(row.spec)
-            if on_demand.may_be_placed_later(session, spec, unreachable):
-                return None
-            if on_demand.is_on_its_way(session, workload, spec.tables):
+            if on_demand.may_be_placed_later(session, a.ask, unreachable):
                 return []
-        return [b for r in reachable for b in self._bidder.bids(r, [workload], queue, ignore_data=True)]
+            if not on_demand.is_on_its_way(session, a.entry.workload, a.ask.tables):
+                offers = [region_bid(held.planner(r), a, ignore_data=True) for r in reachable if r in held.regions]
+        with transaction(self._engine) as session:
+            row = session.get(Workload, a.entry.workload, with_for_update=True)
+            if row is None or Phase(row.phase) not in QUEUED_PHASES:
+                return []
+            return on_demand.bring_data(session, row, a.ask, offers)
 
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
         """Scans and bids with one more workload in the queue. Nothing is written."""
-        spec = WorkloadSpec.model_validate(request.spec)
-        with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            snapshot = snapshots.queue_snapshot(session, self._settings.scheduler)
-            own = QueuedWorkload(DRY_RUN_ID, spec.tenant, snapshot.now_s, spec.requests(), spec.level)
-            result = gms.scan.scan(replace(snapshot, pending=(*snapshot.pending, own)))
-            ranked = next(r for r in result.queue if r.id == DRY_RUN_ID)
-            scheduler, ranks = self._settings.scheduler, dict(result.placed_ranks)
-            states = [snapshots.region_snapshot(session, region, ranks, scheduler) for region in regions(session)]
-            replicas = snapshots.ready_replicas(session, spec.tables)
-        item = {"rank": ranked.rank, "gpu_types": ranked.gpu_types}
-        asked = snapshots.placement_request(DRY_RUN_ID, item, spec)
-        answers = [region_bid(Planner(rms.region.Region.of(state)), spec, asked, replicas) for state in states]
-        reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
-        best = rms.compare.best([b.plan for b in answers if b.plan is not None])
-        out = DryRunResult(
-            admitted=best is not None,
-            rank=ranked.rank,
-            over_quota=ranked.over_quota,
-            reasons=[r.to_json() for r in reasons],
-        )
-        if best is not None:
-            out.region = best.region
-            out.machines = sorted({m for job in best.jobs for m, _ in job.machines})
-            out.victims = list(best.victims)
-        return out
+        return dry_run(self._engine, self._held, request)
+
+
+_WRITE_RANKS = text(
+    "with live as (select a.workload, a.attempt, n.rank from attempt as a"
+    " join unnest(cast(:ids as text[]), cast(:ranks as bigint[])) as n (id, rank) on n.id = a.workload"
+    " where a.released_at is null order by a.workload for no key update of a skip locked)"
+    " update attempt set rank = live.rank from live"
+    " where attempt.workload = live.workload and attempt.attempt = live.attempt"
+)
+
+
+def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
+    """Gives placed workloads other ranks. One whose attempt is being changed just now gets it with a later scan."""
+    if ranks:
+        session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
+
+
+def _answers(todo: Sequence[Asked], bids: Mapping[str, Sequence[Bid]], request: AwardRequest) -> dict[str, Answers]:
+    """First bids by workload and region; for a region that did not answer, that."""
+    answers: dict[str, Answers] = {a.entry.workload: {} for a in todo}
+    for region in bids.keys() - set(request.unreachable):
+        for bid in bids[region]:
+            if bid.workload in answers:
+                answers[bid.workload][region] = bid
+    for workload, own in answers.items():
+        for region in request.unreachable:
+            detail = {"region": region, "waited_s": request.waited_s}
+            own[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
+    return answers
+
+
+def _candidate(a: Asked, bid: Bid) -> awards.Candidate:
+    assert bid.plan is not None
+    return awards.Candidate(bid.plan, a.entry.rank, a.ask.jobs, bid.victim_attempts)
+
+
+def _settled(placed: Sequence[Bid | None], done: awards.Awarded) -> int:
+    """How many workloads of a batch are settled, awarded or waiting, where only so many awards came through."""
+    if done.verdict is None:
+        return len(placed)
+    plans = [place for place, bid in enumerate(placed) if bid is not None]
+    return plans[done.count]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,7 +22,7 @@ from domain.protocol import Activity, MailKind, NodeHeartbeat, TaskProgress
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.config import Settings
-from infra.db import events, outbox
+from infra.db import changes, events, outbox
 from infra.db.models import Attempt, Audit, Event, Outbox, Region, Workload
 from infra.db.session import transaction
 from infra.objects.store import ObjectStore, open_store
@@ -34,6 +34,8 @@ _STUCK_S = 30.0
 """A live workload whose workflow is not there is given this long after its last change: its start may be on its way."""
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
+_KEEP_CHANGES_S = 3600.0
+"""A scheduler that has not looked for so long reads everything."""
 
 
 class HouseActivities:
@@ -153,7 +155,7 @@ class HouseActivities:
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, old records, and delivered mail.
+        """Deletes logs and checkpoints of workloads that finished long ago, old records, changes, and delivered mail.
 
         A workload's records outlive its objects, and events outlive the workload that they are about.
         """
@@ -183,6 +185,7 @@ class HouseActivities:
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
             session.execute(delete(Audit).where(Audit.at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
+            changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
         return 0.0
 
 

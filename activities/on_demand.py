@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from activities.snapshots import ready_replicas
+from activities.bids import ready_replicas
+from domain.ask import Ask
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from domain.spec import WorkloadSpec
 from infra.db import events, outbox
 from infra.db.models import Replica, Table, Workload
 
@@ -24,10 +24,10 @@ def lacks_only_data(answers: Iterable[Bid]) -> bool:
     )
 
 
-def may_be_placed_later(session: Session, spec: WorkloadSpec, unreachable: Iterable[str]) -> bool:
+def may_be_placed_later(session: Session, ask: Ask, unreachable: Iterable[str]) -> bool:
     """Whether a region that did not answer has its tables: it may well have the hardware, too."""
-    replicas = ready_replicas(session, spec.tables)
-    return any(spec.allows_region(r) and all(r in replicas[t] for t in spec.tables) for r in unreachable)
+    replicas = ready_replicas(session, ask.tables)
+    return any(ask.allows_region(r) and all(r in replicas[t] for t in ask.tables) for r in unreachable)
 
 
 def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
@@ -35,25 +35,25 @@ def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> b
     return any(r.requested_by == workload for r in _copying(session, tables))
 
 
-def bring_data(session: Session, workload: Workload, spec: WorkloadSpec, offers: Sequence[Bid]) -> list[Reason]:
+def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[Bid]) -> list[Reason]:
     """Starts copies of the missing tables to the region that could start the workload soonest, once.
 
     `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
     being copied already; then the best plan by the order of criteria; where none could start now, the region that can
     place the most of it. The reasons say what is being copied.
     """
-    copying = _copying(session, spec.tables)
+    copying = _copying(session, ask.tables)
     for region in sorted({r.region for r in copying if r.requested_by == workload.id}):
         return [_progress(session, r) for r in copying if r.region == region]
     able = [b for b in offers if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
     if not able:
         return []
     there: dict[str, set[str]] = defaultdict(set)
-    for replica in session.scalars(select(Replica).where(Replica.data_table.in_(spec.tables))):
+    for replica in session.scalars(select(Replica).where(Replica.data_table.in_(ask.tables))):
         there[replica.region].add(replica.data_table)
-    target = min(able, key=lambda b: (not there[b.region].issuperset(spec.tables), _soonest(b))).region
+    target = min(able, key=lambda b: (not there[b.region].issuperset(ask.tables), _soonest(b))).region
     out = []
-    for table in sorted(spec.tables):
+    for table in sorted(ask.tables):
         row = session.get(Replica, (table, target)) or _start(session, workload, table, target)
         if row is None:
             out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))

@@ -11,12 +11,13 @@ from typing import Any
 
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.auction import AuctionActivities
 from activities.bids import RegionActivities
 from activities.copies import CopyActivities
 from activities.dispatch import Dispatcher
+from activities.held import Held
 from activities.house import HouseActivities
 from activities.launch import LaunchActivities
 from activities.machines import MachineActivities
@@ -28,19 +29,25 @@ from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.memory import give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
 
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
 _THREADS = 32
+_RUNNER = UnsandboxedWorkflowRunner()
+"""A sandbox loads every module anew for every workflow, which is half the work of a short one. It finds mistakes of
+ours, and the tests run all workflows in one."""
 
 
-def control_activities(engine: Any, settings: Settings, client: Client) -> list[Callable[..., Any]]:
-    """Activities of the control queue."""
+def control_activities(
+    engine: Any, settings: Settings, client: Client, held: Held | None = None, here: Sequence[str] = ()
+) -> list[Callable[..., Any]]:
+    """Activities of the control queue, which decide on what `held` holds; `here` are regions of the same process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
-    auction = AuctionActivities(engine, settings)
+    auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings, client)
     return [
@@ -49,9 +56,9 @@ def control_activities(engine: Any, settings: Settings, client: Client) -> list[
     ]  # fmt: skip
 
 
-def region_activities(engine: Any, settings: Settings) -> list[Callable[..., Any]]:
-    """Activities of a region's queue."""
-    bids, copies = RegionActivities(engine, settings), CopyActivities(engine, settings)
+def region_activities(engine: Any, settings: Settings, held: Held) -> list[Callable[..., Any]]:
+    """Activities of a region's queue, which bid on what `held` holds."""
+    bids, copies = RegionActivities(engine, held), CopyActivities(engine, settings)
     return [bids.bid, copies.copy_checkpoint, copies.copy_table]
 
 
@@ -67,26 +74,36 @@ def _workflows() -> list[type]:
     ]  # fmt: skip
 
 
-def control_worker(client: Client, engine: Any, settings: Settings, threads: ThreadPoolExecutor) -> Worker:
+def control_worker(
+    client: Client,
+    engine: Any,
+    settings: Settings,
+    threads: ThreadPoolExecutor,
+    held: Held | None = None,
+    here: Sequence[str] = (),
+) -> Worker:
     """A worker for all workflows and for the effects on Postgres."""
     return Worker(
         client,
         task_queue=ids.CONTROL_QUEUE,
         workflows=_workflows(),
-        activities=control_activities(engine, settings, client),
+        activities=control_activities(engine, settings, client, held, here),
         activity_executor=threads,
+        workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
         build_id=BUILD_ID,
         graceful_shutdown_timeout=timedelta(seconds=5),
     )
 
 
-def region_worker(client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor) -> Worker:
+def region_worker(
+    client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor, held: Held
+) -> Worker:
     """A worker for one region's bids and copies."""
     return Worker(
         client,
         task_queue=ids.region_queue(region),
-        activities=region_activities(engine, settings),
+        activities=region_activities(engine, settings, held),
         build_id=BUILD_ID,
         activity_executor=threads,
         graceful_shutdown_timeout=timedelta(seconds=5),
@@ -119,6 +136,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("region: the role 'region' needs at least one --region")
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
+    give_back_freed_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,18 +148,21 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     client = await _connect(settings, stop)
     if client is None:
         return
+    # One for the process: whoever decides here decides on the same columns.
+    held = Held(engine, settings.scheduler, None if "control" in roles else regions)
     async with AsyncExitStack() as stack:
         if "control" in roles:
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await register(client)
-            await stack.enter_async_context(control_worker(client, engine, settings, threads))
+            here = regions if "region" in roles else ()
+            await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await start_singletons(client)
             dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
             stack.callback(dispatcher.cancel)
         for region in regions if "region" in roles else ():
             # Threads of its own: copies that take hours must not keep others from their turn.
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
-            await stack.enter_async_context(region_worker(client, region, engine, settings, threads))
+            await stack.enter_async_context(region_worker(client, region, engine, settings, threads, held))
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()
     engine.dispose()

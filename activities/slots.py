@@ -1,7 +1,8 @@
-"""Taking and handing over slots, CPUs and memory: the only code that writes allocations.
+"""Who has which slot, and handing over slots, CPUs and memory. Only this and `activities.awards` write allocations.
 
-The allocation guard in the database keeps the machines' masks and refuses overlaps; here is who gets which slot. All
-functions run in the caller's transaction, which is READ COMMITTED: what they decide by is read after its lock is held.
+The allocation guard in the database keeps the machines' masks and refuses overlaps; here is who gets which slot. What
+touches the database runs in the caller's transaction, which is READ COMMITTED: what is decided by is read after its
+lock is held.
 
 Locks are taken in one order everywhere, so that nobody waits in a circle: workloads by id, machines by id, allocations
 (only ever written under the lock of their machine), attempts (of successors by id, then one's own). Whoever holds an
@@ -9,7 +10,7 @@ attempt's lock asks for no machine or workload any more. A workload's lock guard
 which attempt is released or evicted; an attempt's lock guards what is reported of it and when it is ready.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ class StalePlan(Exception):
 
 
 @dataclass
-class _Share:
+class Share:
     """What a plan wants of one machine."""
 
     tasks: list[tuple[str, int, int]] = field(default_factory=list)
@@ -37,13 +38,13 @@ class _Share:
     memory_bytes: int = 0
 
 
-def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, _Share]:
+def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, Share]:
     """A plan by machine id, tasks numbered in the plan's order of machines."""
-    out: dict[str, _Share] = {}
+    out: dict[str, Share] = {}
     for request, placement in zip(requests, placements, strict=True):
         index = 0
         for machine, count in placement.machines:
-            share = out.setdefault(machine, _Share())
+            share = out.setdefault(machine, Share())
             for _ in range(count):
                 share.tasks.append((request.name, index, request.gpus_per_task))
                 index += 1
@@ -78,89 +79,12 @@ def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
     return {row.id: row for row in rows.all()}
 
 
-def take(
-    session: Session,
-    workload: str,
-    attempt: int,
-    requests: Iterable[JobRequest],
-    placements: Iterable[JobPlacement],
-    victims: Mapping[str, int],
-) -> bool:
-    """Takes a plan's resources for an attempt: free ones at once, the rest as successor of `victims` (id to attempt).
-
-    Returns whether it holds everything already.
-
-    Raises:
-        StalePlan: a machine is not ready, or what the plan counts on is not there any more.
-    """
-    wanted = shares(requests, placements)
-    machines = lock_machines(session, wanted)
-    ready = True
-    for machine_id, share in wanted.items():
-        machine = machines.get(machine_id)
-        if machine is None or machine.state != "ready" or machine.cordon is not None or machine.draining:
-            raise StalePlan(f"machine {machine_id} takes no work now")
-        given_up = _given_up(session, machine_id, victims)
-        slots = lowest_bits(((1 << machine.gpus) - 1) & ~machine.held, share.gpus)
-        awaited = lowest_bits(given_up.slots & ~machine.promised, share.gpus - slots.bit_count())
-        awaited_cpus = max(0, share.cpus_milli - machine.free_cpus_milli)
-        awaited_memory = max(0, share.memory_bytes - machine.free_memory_bytes)
-        if (
-            slots.bit_count() + awaited.bit_count() < share.gpus
-            or awaited_cpus > given_up.cpus_milli
-            or awaited_memory > given_up.memory_bytes
-        ):
-            raise StalePlan(f"machine {machine_id} has less free than the plan counts on")
-        complete = not (awaited or awaited_cpus or awaited_memory)
-        ready = ready and complete
-        session.add(
-            Allocation(
-                workload=workload,
-                attempt=attempt,
-                machine=machine_id,
-                slots=slots,
-                awaited=awaited,
-                cpus_milli=share.cpus_milli,
-                awaited_cpus_milli=awaited_cpus,
-                memory_bytes=share.memory_bytes,
-                awaited_memory_bytes=awaited_memory,
-                tasks={"tasks": _slots_of_tasks(share, bits(slots | awaited))},
-                held_at=func.clock_timestamp() if complete else None,
-            )
-        )
-    session.flush()
-    return ready
-
-
-def _slots_of_tasks(share: _Share, slots: list[int]) -> list[dict[str, Any]]:
+def slots_of_tasks(share: Share, slots: list[int]) -> list[dict[str, Any]]:
+    """Which of a machine's `slots` each of its tasks has."""
     out, used = [], 0
     for job, index, gpus in share.tasks:
         out.append({"job": job, "task": index, "slots": slots[used : used + gpus]})
         used += gpus
-    return out
-
-
-@dataclass
-class _GivenUp:
-    slots: int = 0
-    cpus_milli: int = 0
-    memory_bytes: int = 0
-
-
-def _given_up(session: Session, machine: str, victims: Mapping[str, int]) -> _GivenUp:
-    out = _GivenUp()
-    if not victims:
-        return out
-    rows = session.scalars(
-        select(Allocation).where(
-            Allocation.machine == machine, Allocation.released_at.is_(None), Allocation.workload.in_(sorted(victims))
-        )
-    )
-    for row in rows:
-        if row.attempt == victims[row.workload]:
-            out.slots |= row.slots
-            out.cpus_milli += row.cpus_milli - row.awaited_cpus_milli
-            out.memory_bytes += row.memory_bytes - row.awaited_memory_bytes
     return out
 
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
+from infra.db import published
 from infra.db.session import transaction
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,15 @@ class Installation(Collector):
                 codes=[code.value for code in PREEMPTIONS],
             )[0][0]
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+            auctions = CounterMetricFamily(
+                "mizzen_auction", "What scans and auctions did since their worker started", labels=["what"]
+            )
+            for what, count in rows(
+                "select key, value from publication, jsonb_each_text(body -> 'counters') where name = :name order by 1",
+                name=published.NAME,
+            ):
+                auctions.add_metric([str(what)], _number(count))
+            yield auctions
 
 
 def _number(value: object) -> float:

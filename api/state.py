@@ -16,6 +16,7 @@ from temporalio.client import Client
 from api.metrics import Metrics
 from api.streams.hub import Hub
 from infra.config import Settings
+from infra.db import published
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError
 from infra.objects import ObjectStore, open_store
@@ -39,6 +40,8 @@ class State:
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """The store of a bucket's URL."""
+        self.queue = published.Newest()
+        """The queue as the last scan published it."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
         self._stream_threads: anyio.CapacityLimiter | None = None

@@ -60,16 +60,19 @@ class Market:
         for desk in self._desks.values():
             desk.open(now_s)
 
-    def place(self, entries: Sequence[Entry]) -> list[Outcome]:
+    def place(self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None) -> list[Outcome]:
         """What each of a batch gets, as if they were placed one at a time: `entries` are in queue order.
 
         All regions bid on the whole batch first. A bid is stale once its region has changed since, and is asked for
         again in its turn. A refusal that is lasting is never stale: awards only take. (Any other may be: with less room
         a gang's first job may go elsewhere, and leave its place to the next.)
+
+        `answers` are bids on the batch from elsewhere, for each entry by region, made on columns that may have been
+        older or newer than these: what does not hold here is asked for again, and what they lack is asked for.
         """
         self._changed.clear()
         self.stats.rounds += 1
-        bids = [self._ask(entry, self._desks) for entry in entries]
+        bids = [self._first(entry, dict(answers[i]) if answers is not None else {}) for i, entry in enumerate(entries)]
         head = min(len(entries), self._options.joint_head) if self._options.joint else 0
         results = self._together(entries[:head], bids[:head])
         outcomes = [self._settle(entry, *result) for entry, result in zip(entries[:head], results, strict=True)]
@@ -83,6 +86,11 @@ class Market:
         """Takes an award back that could not be committed."""
         self._desks[given.plan.region].revoke(given)
 
+    def _first(self, entry: Entry, known: Bids) -> Bids:
+        """Bids on one workload; `known` ones stay, but for plans of regions that are not there or not allowed."""
+        usable = {r: b for r, b in known.items() if b.plan is None or (r in self._desks and entry.may_run_in(r))}
+        return usable | self._ask(entry, [name for name in self._desks if name not in usable])
+
     def _ask(self, entry: Entry, regions: Iterable[str]) -> Bids:
         asked = [name for name in regions if entry.may_run_in(name)]
         self.stats.bids += len(asked)
@@ -93,17 +101,26 @@ class Market:
         stale = [name for name, bid in bids.items() if name in self._changed and not bid.lasting]
         if only is not None:
             stale = [name for name in stale if name == only]
-        if stale:
-            self.stats.rounds += 1
-            self.stats.rebids += len(stale)
-            bids.update(self._ask(entry, stale))
-        plans = [bid.plan for name, bid in bids.items() if bid.plan is not None and only in (None, name)]
-        best = min(plans, default=None, key=entry.preference)
-        if best is None:
-            return None
-        given = self._desks[best.region].award(entry, best)
-        self._changed.add(best.region)
-        return bids[best.region], given
+        fresh: set[str] = set()
+        while True:
+            if stale:
+                self.stats.rounds += 1
+                self.stats.rebids += len(stale)
+                bids.update(self._ask(entry, stale))
+                fresh.update(stale)
+            plans = [bid.plan for name, bid in bids.items() if bid.plan is not None and only in (None, name)]
+            best = min(plans, default=None, key=entry.preference)
+            if best is None:
+                return None
+            try:
+                given = self._desks[best.region].award(entry, best)
+            except ValueError:
+                if best.region in fresh:
+                    raise
+                stale = [best.region]  # It was bid on other facts than these.
+                continue
+            self._changed.add(best.region)
+            return bids[best.region], given
 
     def _settle(self, entry: Entry, bids: Bids, won: Won | None) -> Outcome:
         if won is not None:

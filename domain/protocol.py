@@ -140,23 +140,34 @@ class ReleaseRequest:
 
 @dataclass
 class ScanTicket:
-    """What a scan pass found: the queue's order, and whom to ask for bids."""
+    """What a scan pass found: how long the queue is, and whom to ask for bids.
+
+    The order itself stays with the process that scanned: a batch of it is named by the place where it begins.
+    """
 
     scan: int
-    workloads: list[str]
-    regions: list[str]
-    batch: int
-    bid_timeout_s: float
-    interval_s: float
+    workloads: list[str] = field(default_factory=list)
+    """The whole queue: only in histories of before there was `queued`."""
+    regions: list[str] = field(default_factory=list)
+    """Those to be asked. A region whose RMS is the process that scanned bids when it awards."""
+    batch: int = 1
+    bid_timeout_s: float = 30.0
+    interval_s: float = 300.0
+    queued: int = 0
+    """Workloads in the queue, held ones not among them."""
 
 
 @dataclass
 class BidRequest:
-    """Asks a region to bid on queued workloads, each against the same snapshot, as of `scan` or later."""
+    """Asks a region to bid on a batch of a scan's queue, each workload against the same state, which is newer than it.
+
+    The batch is where `scan` put it into Postgres (`infra.db.models.ScanBatch`).
+    """
 
     region: str
     scan: int
-    workloads: list[str]
+    first: int = 0
+    """Where in the queue the batch begins, from 0."""
 
 
 @dataclass
@@ -164,9 +175,9 @@ class AwardRequest:
     """Asks for the plans of a batch to be awarded in queue order."""
 
     scan: int
-    workloads: list[str]
-    unreachable: list[str]
-    waited_s: float
+    first: int = 0
+    unreachable: list[str] = field(default_factory=list)
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -177,6 +188,10 @@ class AwardResult:
     waiting: int
     rebids: int
     """Plans that an earlier award of the batch, or a change meanwhile, had made stale."""
+    over: bool = False
+    """There is nothing to go on with: the process that scanned is gone. Another scan has been asked for."""
+    rest_s: float | None = None
+    """The next tick is due this soon; None: after the interval."""
 
 
 # ------------------------------------------------------------------------------------------------------------ agents

@@ -211,6 +211,7 @@ class JobPlacement:
 
     job: str
     cluster: str
+    """Where its tasks span several, their names joined by `+`."""
     gpu_type: str | None
     machines: tuple[tuple[str, int], ...]
 
@@ -231,6 +232,8 @@ class PlanQuality:
     """Sum over jobs of the index of the GPU type in the job's list."""
     racks: int
     machines: int
+    spanning: int = 0
+    """Jobs whose tasks span clusters: the last resort before evictions."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -240,6 +243,7 @@ class PlanQuality:
             sum(self.victims_by_rank),
             self.lost_gpu_s,
             self.youngest_victim_started_at_s,
+            self.spanning,
             self.type_preference,
             self.racks,
             self.machines,

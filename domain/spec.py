@@ -29,6 +29,8 @@ class JobSpec(_Frozen):
     name: str
     role: str
     tasks: int
+    span_clusters: bool = False
+    """Its tasks may run in several clusters of a region, where no single one can take them all as things are."""
     resources: ResourceSpec
     argv: tuple[str, ...] = ()
     """Empty where `script` is set."""
@@ -47,6 +49,7 @@ class JobSpec(_Frozen):
             gpu_types=self.resources.gpu_types,
             cpus_milli_per_task=self.resources.cpus_milli,
             memory_bytes_per_task=self.resources.memory_bytes,
+            span_clusters=self.span_clusters,
         )
 
 

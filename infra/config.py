@@ -59,7 +59,7 @@ class SchedulerSettings(_Section):
     """Window over which use is averaged."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
-    batch: int = Field(64, gt=0)
+    batch: int = Field(256, gt=0)
     """Workloads on which regions bid in one round."""
     bid_timeout_s: float = Field(30.0, gt=0)
 

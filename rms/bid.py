@@ -6,7 +6,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, PlanQuality, RegionSnapshot
-from rms.gang import GangPlan, JobPlan, Planner, Stuck, undoing
+from rms.gang import SEVERAL, GangPlan, JobPlan, Planner, Stuck, undoing
 from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
@@ -25,13 +25,10 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     """
     region = planner.region
     spared = planner.begin(request)
-    evictable = int(((region.holders.rank > request.rank) & ~spared).sum())
     with undoing(region) as undo:
         planned = planner.gang(request, spared, undo)
         if isinstance(planned, Stuck):
-            return Bid(
-                request.workload, region.name, None, tuple(refusal(planner, request, planned, spared, evictable))
-            )
+            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, spared)))
     final = without_surplus(planner, planned)
     plan = Plan(
         request.workload,
@@ -47,7 +44,8 @@ def _placement(region: Region, plan: JobPlan) -> JobPlacement:
     ids = region.ids
     machines = tuple((ids[row], tasks) for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True))
     gpu_type = plan.job.gpu_types[plan.preference] if plan.job.gpus_per_task else None
-    return JobPlacement(plan.job.name, region.clusters[plan.cluster], gpu_type, machines)
+    numbers = region.clusters_of(plan.rows) if plan.cluster == SEVERAL else [plan.cluster]
+    return JobPlacement(plan.job.name, "+".join(region.clusters[number] for number in numbers), gpu_type, machines)
 
 
 def _quality(region: Region, plan: GangPlan) -> PlanQuality:
@@ -59,4 +57,5 @@ def _quality(region: Region, plan: GangPlan) -> PlanQuality:
         sum(job.preference for job in plan.jobs),
         sum(job.racks for job in plan.jobs),
         sum(len(job.rows) for job in plan.jobs),
+        sum(job.cluster == SEVERAL for job in plan.jobs),
     )

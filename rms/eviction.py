@@ -8,8 +8,11 @@ from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, capacity_at
+from rms.packing import Need, Spread, capacity
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
+
+_REMEMBERED = 32
+"""A choice of more victims is not remembered."""
 
 
 class Choice(NamedTuple):
@@ -29,6 +32,26 @@ class Choice(NamedTuple):
             np.zeros(RANKS, np.int64),
             np.zeros(RANKS, np.int64),
         )
+
+
+class Memo(NamedTuple):
+    """Choices of victims for one kind of job, by type and cluster, each good for one version of the cluster.
+
+    A choice depends on nothing but the job, its rank and the cluster. Queues repeat themselves, and an award changes a
+    cluster or two, so in a large region nearly all choices are known.
+    """
+
+    version: I8
+    size: I4
+    """How many victims; 0: there is no choice."""
+    victims: I4
+    """(types, clusters, places)."""
+
+    @classmethod
+    def of(cls, types: int, clusters: int) -> "Memo":
+        """Nothing is known."""
+        shape = max(1, types), clusters
+        return cls(np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
 @compiled
@@ -54,10 +77,10 @@ def _fit_after(
         row = holders.machine[k]
         if first <= row < last:
             here += 1
-            more -= capacity_at(need, free, row)
+            more -= capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
             for column in range(3):
                 free[column, row] += sign * holders.held[k, column]
-            more += capacity_at(need, free, row)
+            more += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
     return more, here
 
 
@@ -191,7 +214,7 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 @compiled
 def plan_evicting(
     machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, out: Spread,
-    choice: Choice,
+    choice: Choice, memo: Memo,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """The best plan over all places, each with its own choice of victims; `spared` holders are not asked.
 
@@ -207,10 +230,20 @@ def plan_evicting(
             continue
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, middle = group_rows(machines, cluster, wanted)
-            if first == last or not _could_fit(machines, holders, need, rank, first, last):
+            if first == last:
                 continue
-            needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
-            if not needed:
+            if memo.version[preference, cluster] == machines.version[cluster]:
+                needed = memo.size[preference, cluster]
+                choice.victims[:needed] = memo.victims[preference, cluster, :needed]
+            else:
+                needed = 0
+                if _could_fit(machines, holders, need, rank, first, last):
+                    needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
+                if needed <= _REMEMBERED:
+                    memo.version[preference, cluster] = machines.version[cluster]
+                    memo.size[preference, cluster] = needed
+                    memo.victims[preference, cluster, :needed] = choice.victims[:needed]
+            if needed == 0:
                 continue
             choice.by_rank[:] = 0
             lost, youngest = 0, -np.inf
@@ -243,27 +276,36 @@ def plan_evicting(
 
 
 @compiled
-def most_placeable(machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, work: I8) -> int:
-    """The largest number of the job's tasks that one cluster and type could take with everybody gone who may be."""
+def most_placeable(
+    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, span: bool, work: I8
+) -> int:
+    """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
     most = 0
     for preference in range(len(types) if need.gpus else 1):
         wanted = types[preference] if need.gpus else NO_TYPE
         if need.gpus and wanted == NO_TYPE:
             continue
+        fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
             if first == last:
                 continue
-            work[:, first:last] = machines.free[:, first:last]
+            if not span:
+                fits = 0
+            gone = 0
             for i in range(holders.scanned[cluster]):
                 holder = holders.scan[cluster, i]
                 if holders.rank[holder] <= rank:
                     break
                 if not spared[holder]:
+                    if gone == 0:
+                        work[:, first:last] = machines.free[:, first:last]
+                    gone += 1
                     release(holders, holder, 1, work, first, last)
-            fits = 0
-            for row in range(first, last):
-                fits += capacity_at(need, work, row)
+            if gone == 0:
+                fits += roomy_tasks(machines, need, first, last)
+            for row in range(first, last if gone else first):
+                fits += capacity(need, work[GPUS, row], work[CPUS_MILLI, row], work[MEMORY_BYTES, row])
             most = max(most, fits)
     return most
 

@@ -8,10 +8,15 @@ import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
-from rms.eviction import Choice, free_all, most_placeable, plan_evicting
+from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
 from rms.region import Region
+from rms.spanning import merged
+
+SEVERAL = -1
+_MEMOS = 64
+"""Kinds of jobs for which choices of victims are remembered."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class JobPlan:
     preference: int
     """Index of its GPU type in the job's list; 0 for a job without GPUs."""
     cluster: int
+    """`SEVERAL` where no single one could take it."""
     rows: I4
     """Its machines, in the order of their ids."""
     tasks: I8
@@ -60,6 +66,10 @@ class Planner:
         self._choice: Choice
         self._work: I8
         self._stuck: JobRequest | None = None
+        self.evictable = 0
+        """How many the request at hand may evict."""
+        self._has_enemies = False
+        self._memos: dict[tuple[object, ...], Memo] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
@@ -69,13 +79,17 @@ class Planner:
             self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
             self._work = np.empty((3, size[0]), np.int64)
             self._most_ever.clear()
+            self._memos.clear()
             self._size = size
-        spared = ~self.region.holders.evictable
+        holders, self._has_enemies = self.region.holders, False
+        spared = ~holders.evictable
         for enemy in request.may_not_evict:
             number = self.region.number(enemy)
             if number is not None:
                 spared[number] = True
+                self._has_enemies = True
         self._stuck = None
+        self.evictable = int(((holders.rank > request.rank) & ~spared).sum())
         return spared
 
     def without_room(self, request: PlacementRequest) -> JobRequest | None:
@@ -108,26 +122,32 @@ class Planner:
 
     def most_ever(self, job: JobRequest) -> int:
         """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
-        key = (need_of(job)[:3], job.gpu_types)
+        key = (need_of(job)[:3], job.gpu_types, job.span_clusters)
         if key not in self._most_ever:
             types = self.region.type_numbers(job)
-            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types)
+            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types, job.span_clusters)
         return self._most_ever[key]
 
     def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
         """The same now, with everybody evicted who may be."""
-        region = self.region
+        region, types = self.region, self.region.type_numbers(job)
         return int(
             most_placeable(
-                region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._work
+                region.machines, region.holders, spared, rank, need_of(job), types, job.span_clusters, self._work
             )
         )
 
     def free(self, job: JobRequest) -> JobPlan | None:
-        """The job's best plan that evicts nobody."""
+        """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
         types = self.region.type_numbers(job)
         best, cluster, count, racks = plan_free(self.region.machines, need_of(job), types, self._out)
-        return None if best == NOWHERE else self._plan(job, best, cluster, count, racks)
+        if best != NOWHERE:
+            return self._plan(job, best, cluster, count, racks)
+        if not job.span_clusters:
+            return None
+        machines, _, rows = merged(self.region)
+        best, _, count, racks = plan_free(machines, need_of(job), types, self._out)
+        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
@@ -142,21 +162,48 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
-        region = self.region
+        if not self.evictable:
+            return None
+        region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need_of(job), region.type_numbers(job), self._out,
-            self._choice,
-        )  # fmt: skip
+            region.machines, region.holders, spared, rank, need, types, self._out, self._choice, self._memo(job, rank)
+        )
+        rows = None
+        if best == NOWHERE and job.span_clusters:
+            machines, holders, rows = merged(region)
+            best, _, count, racks, victims = plan_evicting(
+                machines, holders, spared, rank, need, types, self._out, self._choice, Memo.of(len(types), 1)
+            )
+            cluster = SEVERAL
         if best == NOWHERE:
             return None
-        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()))
+        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
+
+    def _memo(self, job: JobRequest, rank: int) -> Memo:
+        """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
+        clusters = len(self.region.clusters)
+        if self._has_enemies:
+            return Memo.of(len(job.gpu_types), clusters)
+        key = need_of(job), job.gpu_types, rank
+        memo = self._memos.pop(key, None) or Memo.of(len(job.gpu_types), clusters)
+        self._memos[key] = memo  # The last one used is the last one to go.
+        if len(self._memos) > _MEMOS:
+            del self._memos[next(iter(self._memos))]
+        return memo
+
+    def forget(self) -> None:
+        """Forgets what was found before, for benches of the search itself."""
+        self._memos.clear()
 
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = ()
-    ) -> JobPlan:
-        rows, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
-        order = np.argsort(self.region.machines.by_id[rows])
-        return JobPlan(job, preference, cluster, rows[order], tasks[order], racks, victims)
+        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),
+        rows: I4 | None = None,
+    ) -> JobPlan:  # fmt: skip
+        where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        if rows is not None:
+            where = rows[where]
+        order = np.argsort(self.region.machines.by_id[where])
+        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, victims)
 
 
 class Undo:
@@ -201,8 +248,9 @@ class Undo:
 @contextmanager
 def undoing(region: Region) -> Iterator[Undo]:
     """An `Undo` that is called at the end, whatever happens."""
-    undo = Undo(region)
+    undo, version = Undo(region), region.machines.version.copy()
     try:
         yield undo
     finally:
         undo()
+        region.machines.version[:] = version  # All is as it was.

@@ -14,6 +14,7 @@ from domain.compiled import compiled
 from domain.scheduling import RunningWorkload
 from rms.arrays import B1, F8, I1, I4, I8, U8
 from rms.lost_work import NOWHERE, lost_gpu_ms
+from rms.machines import Machines
 
 RANKS = 8
 _FIRST_SIZE = 16
@@ -107,11 +108,11 @@ def leave(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
 class HolderTable:
     """The holders of a region with a given layout of machines."""
 
-    def __init__(self, row_of: Mapping[str, int], closed: Container[str], kind: I4, kind_cluster: I4) -> None:
-        """`row_of` is by machine id, `kind` by row, `kind_cluster` by kind; `closed` machines are not there."""
-        clusters = int(kind_cluster.max(initial=-1)) + 1
+    def __init__(self, row_of: Mapping[str, int], closed: Container[str], machines: Machines) -> None:
+        """`row_of` is by machine id; `closed` machines are not there."""
         self._row_of, self._closed = row_of, closed
-        self._kind, self._kind_cluster = kind, kind_cluster
+        self._kind, self._kind_cluster = machines.kind, machines.kind_cluster
+        self._version, self._clock = machines.version, machines.clock
         self.ids: list[str] = []
         """Ids by number; empty for a number that nobody has."""
         self.number_of: dict[str, int] = {}
@@ -140,9 +141,9 @@ class HolderTable:
             last=np.zeros(n, np.int32),
             machine=np.zeros(n, np.int32),
             held=np.zeros((n, 3), np.int64),
-            kind_held=np.zeros((RANKS + 1, 3, len(kind_cluster)), np.int64),
-            scan=np.zeros((clusters, n), np.int32),
-            scanned=np.zeros(clusters, np.int32),
+            kind_held=np.zeros((RANKS + 1, 3, len(machines.kind_cluster)), np.int64),
+            scan=np.zeros((len(machines.version), n), np.int32),
+            scanned=np.zeros(len(machines.version), np.int32),
         )
 
     def put(self, workload: RunningWorkload) -> None:
@@ -180,7 +181,10 @@ class HolderTable:
 
     def refresh(self, now_s: float) -> None:
         """Makes the columns that change with time what they are at a moment."""
-        np.less_equal(self._free_from_s, now_s, out=self.columns.evictable)
+        evictable = self._free_from_s <= now_s
+        for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
+            self._touch(number)
+        self.columns.evictable[:] = evictable
         lost = lost_gpu_ms(
             self._saved_at_s, self.columns.gpus, now_s, self._home, self.columns.scan, self.columns.scanned
         )
@@ -194,6 +198,7 @@ class HolderTable:
         """Whether a workload may be evicted, at a moment."""
         number = self.number_of[workload]
         self.columns.evictable[number] = self._free_from_s[number] <= now_s
+        self._touch(number)
 
     # ------------------------------------------------------------------------------------------------------------ parts
 
@@ -230,7 +235,9 @@ class HolderTable:
         saved_at_s = workload.last_checkpoint_at_s
         self._saved_at_s[number] = np.nan if saved_at_s is None else saved_at_s
         self._free_from_s[number] = workload.protected_until_s if workload.evictable else np.inf
-        self.columns.evictable[number] = self.columns.evictable[number] and workload.evictable
+        if self.columns.evictable[number] and not workload.evictable:
+            self.columns.evictable[number] = False
+            self._touch(number)
 
     def _list(self, number: int, workload: RunningWorkload) -> None:
         held: dict[int, list[int]] = {}
@@ -260,16 +267,23 @@ class HolderTable:
         if clusters.size and columns.scanned[clusters].max() == columns.scan.shape[1]:
             self.columns = columns = columns._replace(scan=np.ascontiguousarray(_doubled(columns.scan.T).T))
         enter(columns, self._kind, clusters, number)
+        self._touch(number)
         self._note(number, workload)
 
     def _unlist(self, number: int, workload: RunningWorkload) -> None:
         leave(self.columns, self._kind, self._clusters[number], number)
+        self._touch(number)
         self._live -= int(self.columns.last[number] - self.columns.first[number])
         self.columns.first[number] = self.columns.last[number] = 0
         for machine in {h.machine for h in workload.holdings}:
             self._on[machine].remove(workload.id)
             if not self._on[machine]:
                 del self._on[machine]
+
+    def _touch(self, number: int) -> None:
+        """Its clusters are not what they were."""
+        self._clock[0] += 1
+        self._version[self._clusters[number]] = self._clock[0]
 
     def _room_for(self, rows: int) -> int:
         """The first of so many new rows of the pool."""

@@ -40,6 +40,11 @@ class Machines(NamedTuple):
     kind_cluster: I4
     cluster_at: I4
     """Kinds of cluster c are `cluster_at[c]:cluster_at[c + 1]`; the one without GPUs, if there is one, is the first."""
+    version: I8
+    """By cluster: another number whenever what is free, held or evictable there may be another. Where it is the same,
+    everything is."""
+    clock: I8
+    """(1,): the last version that was given out."""
 
 
 @compiled
@@ -52,6 +57,8 @@ def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes
     free[MEMORY_BYTES, row] += memory_bytes
     for column in range(3):
         machines.kind_free[column, kind] += max(0, free[column, row]) - max(0, before[column])
+    machines.clock[0] += 1
+    machines.version[machines.kind_cluster[kind]] = machines.clock[0]
     machines.coarse[GPUS, row] = free[GPUS, row]
     machines.coarse[CPUS_MILLI, row] = min(free[CPUS_MILLI, row], 2**31 - 1)
     machines.coarse[MEMORY_BYTES, row] = free[MEMORY_BYTES, row] // MEBIBYTE
@@ -128,6 +135,8 @@ class Layout:
             kind_type=np.array([NO_TYPE if t is None else self.types[t] for _, t in kinds], np.int32),
             kind_cluster=kind_cluster,
             cluster_at=np.searchsorted(kind_cluster, np.arange(len(clusters) + 1)).astype(np.int32),
+            version=np.arange(1, len(clusters) + 1),
+            clock=np.array([len(clusters)]),
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from domain.compiled import compiled
-from rms.arrays import I4, I8
+from rms.arrays import B1, I4, I8
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 
 _UNLIMITED = 1 << 62
@@ -32,11 +32,15 @@ class Spread(NamedTuple):
     tasks: I8
     best_machine: I4
     best_tasks: I8
+    passes: B1
+    """Whether a machine passed the first look."""
 
     @classmethod
     def of(cls, machines: int) -> "Spread":
         """Scratch for a region of so many machines."""
-        return cls(*(np.empty(machines, kind) for kind in (np.int32, np.int64) * 3))  # type: ignore[arg-type]
+        # One more: whether a row passes is known after it was written.
+        row, number = np.empty((3, machines + 1), np.int32), np.empty((3, machines + 1), np.int64)
+        return cls(row[0], number[0], row[1], number[1], row[2], number[2], np.empty(machines, np.bool_))
 
 
 @compiled
@@ -62,16 +66,10 @@ def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
 
 
 @compiled
-def capacity_at(need: Need, free: I8, row: int) -> int:
-    """Number of tasks that fit on a machine of `free`, shape (3, machines)."""
-    return capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
-
-
-@compiled
 def rooms(need: Need, free: I8, first: int, last: int, out: Spread, found: int, tasks: int) -> tuple[int, int]:
     """Adds the rows `first:last` that have room to the `found` ones in `out`, which hold `tasks`; both numbers then."""
     for row in range(first, last):
-        here = capacity_at(need, free, row)
+        here = capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
         if here:
             out.room[found], out.fit[found] = row, here
             found += 1
@@ -82,19 +80,15 @@ def rooms(need: Need, free: I8, first: int, last: int, out: Spread, found: int, 
 @compiled
 def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> tuple[int, int]:
     """The numbers of machines and racks that `pack` would use; 0 machines: more than `most_racks` racks."""
-    low, high = rack[out.room[0]], rack[out.room[0]]
+    room, fit = out.room, out.fit
+    low, high = rack[room[0]], rack[room[0]]
     for i in range(1, found):
-        low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
+        low, high = min(low, rack[room[i]]), max(high, rack[room[i]])
     racks = high - low + 1
-    size, machines, largest_fit = np.zeros(racks, np.int64), np.zeros(racks, np.int64), np.zeros(racks, np.int64)
-    smallest_fit = np.full(racks, _UNLIMITED)
+    size = np.zeros(racks, np.int64)
     for i in range(found):
-        r = rack[out.room[i]] - low
-        size[r] += out.fit[i]
-        machines[r] += 1
-        largest_fit[r] = max(largest_fit[r], out.fit[i])
-        smallest_fit[r] = min(smallest_fit[r], out.fit[i])
-    used, spans = 0, 1
+        size[rack[room[i]] - low] += fit[i]
+    spans = 1
     while True:
         largest = 0
         for r in range(1, racks):
@@ -103,11 +97,20 @@ def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> t
         if size[largest] >= tasks:
             break
         tasks -= size[largest]
-        used += machines[largest]
         size[largest] = 0
         spans += 1
         if spans > most_racks:
             return 0, spans
+    # Most places are out by now. Of this one the racks of size 0 are used whole, and one more in part.
+    used = 0
+    machines, largest_fit = np.zeros(racks, np.int64), np.zeros(racks, np.int64)
+    smallest_fit = np.full(racks, _UNLIMITED)
+    for i in range(found):
+        r = rack[room[i]] - low
+        used += size[r] == 0
+        machines[r] += 1
+        largest_fit[r] = max(largest_fit[r], fit[i])
+        smallest_fit[r] = min(smallest_fit[r], fit[i])
     fewest = 0
     for r in range(racks):
         if size[r] >= tasks:
@@ -117,8 +120,8 @@ def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> t
                 fits = np.empty(machines[r], np.int64)
                 n = 0
                 for i in range(found):
-                    if rack[out.room[i]] - low == r:
-                        fits[n] = out.fit[i]
+                    if rack[room[i]] - low == r:
+                        fits[n] = fit[i]
                         n += 1
                 needed = _machines_needed(tasks, fits)
             if fewest == 0 or needed < fewest:

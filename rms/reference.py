@@ -31,7 +31,7 @@ _Spread = dict[str, int]
 
 @dataclass(frozen=True)
 class _Place:
-    """A cluster and GPU type for a job, and the sets of machines to try there, one after another."""
+    """A cluster (empty: all) and GPU type for a job, and the sets of machines to try there, one after another."""
 
     cluster: str
     gpu_type: str | None
@@ -73,13 +73,16 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     choices: list[_Choice] = []
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
-        options = []
-        for place in _places(snapshot, job):
-            chosen = _victims_for(job, place, free, candidates)
-            if chosen is not None:
-                spread = _place_job(job, place, _release(free, chosen))
-                assert spread is not None
-                options.append(_Choice(job, place, spread, tuple(chosen)))
+        options: list[_Choice] = []
+        # Free in one cluster, free in several, by evictions in one, by evictions in several.
+        for others in ([], candidates):
+            for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
+                for place in places if not options else ():
+                    chosen = _victims_for(job, place, free, others)
+                    if chosen is not None:
+                        spread = _place_job(job, place, _release(free, chosen))
+                        assert spread is not None
+                        options.append(_Choice(job, place, spread, tuple(chosen)))
         if not options:
             return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
         best = min(options, key=lambda option: _criteria(snapshot, option))
@@ -134,6 +137,18 @@ def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
     return places
 
 
+def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
+    """All clusters as one, for a job that may."""
+    if not job.span_clusters:
+        return []
+    if job.gpus_per_task == 0:
+        return [_Place("", None, 0, (tuple(m for m in snapshot.machines if m.gpu_type is None), snapshot.machines))]
+    return [
+        _Place("", gpu_type, preference, (tuple(m for m in snapshot.machines if m.gpu_type == gpu_type),))
+        for preference, gpu_type in enumerate(job.gpu_types)
+    ]
+
+
 def _tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
     wanted = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
     return max(0, min(amount // want for amount, want in zip(amounts, wanted, strict=True) if want))
@@ -172,11 +187,12 @@ def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: _Free
             if room[machine.id]:
                 spread[machine.id] = room[machine.id]
                 tasks -= room[machine.id]
-        machines = [m for m in machines if m.rack != largest]
+        machines = [m for m in machines if (m.cluster, m.rack) != largest]
 
 
-def _racks(machines: list[MachineState]) -> dict[str, list[MachineState]]:
-    return {rack: [m for m in machines if m.rack == rack] for rack in sorted({m.rack for m in machines})}
+def _racks(machines: list[MachineState]) -> dict[tuple[str, str], list[MachineState]]:
+    names = sorted({(m.cluster, m.rack) for m in machines})
+    return {rack: [m for m in machines if (m.cluster, m.rack) == rack] for rack in names}
 
 
 def _on_one_machine(
@@ -303,11 +319,12 @@ def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[Runnin
     free = _release(_free_now(snapshot), victims)
     choices = []
     for job in jobs:
-        options = []
-        for place in _places(snapshot, job):
-            spread = _place_job(job, place, free)
-            if spread is not None:
-                options.append(_Choice(job, place, spread, ()))
+        options: list[_Choice] = []
+        for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
+            for place in places if not options else ():
+                spread = _place_job(job, place, free)
+                if spread is not None:
+                    options.append(_Choice(job, place, spread, ()))
         if not options:
             return None
         best = min(options, key=lambda option: _criteria(snapshot, option))
@@ -345,11 +362,16 @@ def _without_unneeded(
             return choices, victims
 
 
+def _clusters(snapshot: RegionSnapshot, choice: _Choice) -> str:
+    return choice.place.cluster or "+".join(sorted({m.cluster for m in snapshot.machines if m.id in choice.spread}))
+
+
 def _plan(
     snapshot: RegionSnapshot, request: PlacementRequest, choices: list[_Choice], victims: list[RunningWorkload]
 ) -> Plan:
     placements = tuple(
-        JobPlacement(c.job.name, c.place.cluster, c.place.gpu_type, tuple(sorted(c.spread.items()))) for c in choices
+        JobPlacement(c.job.name, _clusters(snapshot, c), c.place.gpu_type, tuple(sorted(c.spread.items())))
+        for c in choices
     )
     quality = PlanQuality(
         _by_rank(victims),
@@ -358,6 +380,7 @@ def _plan(
         sum(c.place.preference for c in choices),
         sum(_count_racks(snapshot, c) for c in choices),
         sum(len(c.spread) for c in choices),
+        sum(not c.place.cluster for c in choices),
     )
     evicted = tuple(sorted(v.id for v in victims))
     return Plan(request.workload, snapshot.region, placements, evicted, quality)
@@ -368,7 +391,8 @@ def _plan(
 
 def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     empty = {m.id: (m.gpus, m.cpus_milli, m.memory_bytes) for m in snapshot.machines}
-    return any(_place_job(job, place, empty) is not None for place in _places(snapshot, job))
+    places = _places(snapshot, job) + _spanning_places(snapshot, job)
+    return any(_place_job(job, place, empty) is not None for place in places)
 
 
 def _no_room(
@@ -380,7 +404,8 @@ def _no_room(
 ) -> Reason:
     most_free = _release(free, candidates)
     placeable = max(
-        sum(_tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1]) for place in _places(snapshot, job)
+        sum(_tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1])
+        for place in _places(snapshot, job) + _spanning_places(snapshot, job)
     )
     return Reason(
         ReasonCode.INSUFFICIENT_CAPACITY,

@@ -102,7 +102,7 @@ class Region:
         self._arrived.clear()
         self._closed.clear()
         columns = self._layout.machines
-        self._holders = HolderTable(self._layout.row_of, self._closed, columns.kind, columns.kind_cluster)
+        self._holders = HolderTable(self._layout.row_of, self._closed, columns)
         for workload in running:
             self._holders.put(workload)
         self.hardware += 1
@@ -158,6 +158,10 @@ class Region:
     def running_workloads(self) -> Iterable[RunningWorkload]:
         """All holders."""
         return self._holders.workloads.values()
+
+    def clusters_of(self, rows: I4) -> list[int]:
+        """Numbers of the clusters of machines, each once, ascending."""
+        return sorted({self._layout.cluster(row) for row in rows.tolist()})
 
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
         """Those who hold something on a machine, by id."""

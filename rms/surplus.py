@@ -10,7 +10,7 @@ from rms.arrays import I8
 from rms.gang import GangPlan, JobPlan, Planner, Undo, need_of, undoing
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
-from rms.packing import Need, capacity, capacity_at
+from rms.packing import Need, capacity
 from rms.planning import hopeful_groups
 from rms.region import Region
 
@@ -65,6 +65,8 @@ class _Hopes:
             for number, job in enumerate(jobs)
             for rows in hopeful_groups(region.machines, need_of(job), region.type_numbers(job))
         ]
+        # One that may span clusters may hope for the whole region.
+        groups += [(number, 0, len(region.ids)) for number, job in enumerate(jobs) if job.span_clusters]
         self._groups = np.array(groups, np.int64).reshape(-1, 3)
         self._needs = np.array([need_of(job) for job in jobs], np.int64)
         self._fits = _all_fits(region.machines.free, self._groups, self._needs)
@@ -91,7 +93,7 @@ def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
     for g in range(len(groups)):
         need = _need(needs, groups[g, 0])
         for row in range(groups[g, 1], groups[g, 2]):
-            fits[g] += capacity_at(need, free, row)
+            fits[g] += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
     return fits
 
 
@@ -106,7 +108,7 @@ def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, 
         for g in range(len(groups)):
             if groups[g, 1] <= row < groups[g, 2]:
                 need = _need(needs, groups[g, 0])
-                without = capacity_at(need, free, row)
+                without = capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
                 having = capacity(
                     need,
                     free[GPUS, row] + holders.held[k, GPUS],

@@ -56,27 +56,32 @@ async def _tick() -> float:
     """One scan and the auctions of its queue; the seconds to rest if nothing happens. An error ends this tick only."""
     try:
         ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
-        for first in range(0, len(ticket.workloads), ticket.batch):
-            await _auction(ticket, ticket.workloads[first : first + ticket.batch])
+        rest_s = ticket.interval_s
+        # Histories of before there was `queued` list the queue.
+        for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
+            result = await _auction(ticket, first)
+            rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
+            if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
+                break  # The server keeps no history for ever: the next one begins at the head again.
     except FailureError as error:
         workflow.logger.warning("this tick failed: %s", error.cause or error)
         return _AFTER_ERROR_S
-    return ticket.interval_s
+    return rest_s
 
 
-async def _auction(ticket: ScanTicket, workloads: list[str]) -> AwardResult:
+async def _auction(ticket: ScanTicket, first: int) -> AwardResult:
     """Every region bids on the whole batch at once, then plans are awarded in queue order (MAST 4.3)."""
-    answers = await asyncio.gather(*(_bid(ticket, region, workloads) for region in ticket.regions))
+    answers = await asyncio.gather(*(_bid(ticket, region, first) for region in ticket.regions))
     unreachable = [r for r, answered in zip(ticket.regions, answers, strict=True) if not answered]
-    request = AwardRequest(ticket.scan, workloads, unreachable, ticket.bid_timeout_s)
+    request = AwardRequest(ticket.scan, first, unreachable, ticket.bid_timeout_s)
     return await record(Activity.AWARD, request, AwardResult, tries=_TRIES)
 
 
-async def _bid(ticket: ScanTicket, region: str, workloads: list[str]) -> bool:
+async def _bid(ticket: ScanTicket, region: str, first: int) -> bool:
     try:
         await workflow.execute_activity(
             Activity.BID.value,
-            BidRequest(region, ticket.scan, workloads),
+            BidRequest(region, ticket.scan, first),
             task_queue=ids.region_queue(region),
             result_type=int,
             schedule_to_close_timeout=timedelta(seconds=ticket.bid_timeout_s),

@@ -152,6 +152,13 @@ class At:
             return None
         return value
 
+    def truth(self) -> bool | None:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            self.wrong(f"must be true or false, it is {kind_of(self.value)}")
+            return None
+        return self.value
+
     def number(self, low: float, high: float) -> float | None:
         """A number within bounds."""
         value = self.value

@@ -14,7 +14,7 @@ MAX_COMMAND_BYTES = 96 << 10
 MAX_VARIABLES = 256
 MAX_ENVIRONMENT_BYTES = 64 << 10
 _MAX_VALUE_BYTES = 32 << 10
-_JOB_KEYS = ("name", "role", "tasks", "resources", "run", "env", "secrets")
+_JOB_KEYS = ("name", "role", "tasks", "span_clusters", "resources", "run", "env", "secrets")
 _RESOURCE_KEYS = ("accelerators", "cpus", "memory")
 
 
@@ -63,6 +63,7 @@ def _read_job(at: At) -> JobDraft:
             at.missing("run", "give the command as a list, or a shell script as a text")
     role = members["role"].name() if "role" in members else name
     tasks = members["tasks"].integer(1, MAX_TASKS) if "tasks" in members else 1
+    span_clusters = members["span_clusters"].truth() if "span_clusters" in members else False
     argv, script = _read_run(members["run"]) if "run" in members else ((), None)
     resources_at = members.get("resources", at)
     resources, types = _read_resources(resources_at) if "resources" in members else (ResourceSpec(), [])
@@ -77,6 +78,7 @@ def _read_job(at: At) -> JobDraft:
         secrets_at=[(place, secret) for place, secret in secrets.values()],
         fields={
             "role": role or "",
+            "span_clusters": bool(span_clusters),
             "argv": argv,
             "script": script,
             "env": env,

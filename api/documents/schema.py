@@ -76,6 +76,11 @@ _JOB = _object(
         "name": _NAME,
         "role": _NAME | {"description": "Default: the name"},
         "tasks": {"type": "integer", "minimum": 1, "maximum": jobs.MAX_TASKS, "default": 1},
+        "span_clusters": {
+            "type": "boolean",
+            "default": False,
+            "description": "Its tasks may run in several clusters of a region where no single one can take them",
+        },
         "resources": _RESOURCES,
         "run": {
             "anyOf": [

@@ -1,12 +1,12 @@
 """The queue, and why a workload is where it is: from what the last scan published and what regions answered."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Viewer
@@ -17,31 +17,13 @@ from api.workloads.reading import effective_level, find
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Attempt, Publication, Tenant, Waiting, Workload
+from infra.db import published
+from infra.db.models import Attempt, Tenant, Waiting, Workload
 
-PUBLICATION = "queue"
 _MAX_QUEUE = 10_000
+_PART = 100
+"""So many of the queue are looked up at once, at least."""
 router = APIRouter(prefix="/v1", tags=["following"])
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the last scan published."""
-
-    scanned_at: datetime | None
-    items: Mapping[str, Mapping[str, Any]]
-    """Workload to its entry, in queue order."""
-
-    @classmethod
-    def load(cls, session: Session) -> "Published":
-        """The newest publication; empty before the first."""
-        row = session.get(Publication, PUBLICATION)
-        if row is None:
-            return cls(None, {})
-        scanned_s = row.body.get("scanned_at_s")
-        scanned_at = row.at if scanned_s is None else datetime.fromtimestamp(float(scanned_s), UTC)
-        items = sorted(row.body.get("items", []), key=lambda item: (item["position"], item["id"]))
-        return cls(scanned_at, {item["id"]: item for item in items})
 
 
 @router.get("/queue", summary="The queue")
@@ -52,7 +34,7 @@ def queue(
 ) -> QueueView:
     """Waiting workloads in the order of the last scan, each with its reasons. Those that it has not seen come last."""
     with state.transaction() as session:
-        published = Published.load(session)
+        newest = state.queue.load(session)
         waiting = (
             select(Workload, Waiting.reasons, Tenant.level)
             .join(Tenant, Tenant.name == Workload.tenant)
@@ -61,22 +43,45 @@ def queue(
         )
         if caller.tenant is not None:
             waiting = waiting.where(Workload.tenant == caller.tenant)
-        rows = session.execute(waiting).all()
-        last = len(published.items) + 1
-
-        def order(found: tuple[Workload, Any, int]) -> tuple[object, ...]:
-            item = published.items.get(found[0].id)
-            return (item["position"] if item else last, found[0].submitted_at, found[0].id)
-
-        entries = [_entry(published, row, reasons, level) for row, reasons, level in sorted(rows, key=order)[:limit]]
-        return QueueView(scanned_at=published.scanned_at, total=len(rows), items=entries)
+        total = session.scalar(select(func.count()).select_from(waiting.with_only_columns(Workload.id).subquery()))
+        entries = _in_order(session, newest, waiting, caller.tenant, limit)
+        if len(entries) < limit:
+            unseen = waiting.where(Workload.id.not_in([e.id for e in entries]))
+            rows = session.execute(unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(entries)))
+            entries += [_entry(None, row, reasons, level) for row, reasons, level in rows]
+        return QueueView(scanned_at=_scanned_at(newest), total=total or 0, items=entries)
 
 
-def _entry(published: Published, row: Workload, reasons: Mapping[str, Any] | None, tenant_level: int) -> QueueEntry:
-    item = published.items.get(row.id, {})
+def _in_order(
+    session: Session,
+    newest: published.Queue,
+    waiting: Select[Workload, dict[str, Any], int],
+    tenant: str | None,
+    limit: int,
+) -> list[QueueEntry]:
+    """The first of those that the scan ranked and that still wait."""
+    entries: list[QueueEntry] = []
+    ranked = iter(newest.of_tenant(tenant))
+    while len(entries) < limit and (part := list(islice(ranked, max(limit, _PART)))):
+        found = {
+            row.id: (row, reasons, level)
+            for row, reasons, level in session.execute(waiting.where(Workload.id.in_([id_ for _, id_ in part])))
+        }
+        entries += [_entry(newest.entry(place), *found[id_]) for place, id_ in part if id_ in found]
+    return entries[:limit]
+
+
+def _scanned_at(newest: published.Queue) -> datetime | None:
+    return datetime.fromtimestamp(newest.scanned_at_s, UTC) if newest.scan else None
+
+
+def _entry(
+    item: published.Entry | None, row: Workload, reasons: Mapping[str, Any] | None, tenant_level: int
+) -> QueueEntry:
     return QueueEntry(
-        id=row.id, name=row.name, tenant=row.tenant, position=item.get("position"), rank=item.get("rank"),
-        level=max(tenant_level, row.level or 0), over_quota=item.get("over_quota"), credit=item.get("credit"),
+        id=row.id, name=row.name, tenant=row.tenant, position=item.position if item else None,
+        rank=item.rank if item else None, level=max(tenant_level, row.level or 0),
+        over_quota=item.over_quota if item else None, credit=item.credit if item else None,
         submitted_at=row.submitted_at, reasons=_reasons(row, item, reasons),
     )  # fmt: skip
 
@@ -87,28 +92,30 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
     with state.transaction() as session:
         row = find(session, caller, id)
         is_queued = Phase(row.phase) in QUEUED_PHASES
-        published = Published.load(session) if is_queued else Published(None, {})
-        item = published.items.get(row.id, {}) if is_queued else {}
+        newest = state.queue.load(session) if is_queued else published.NOTHING
+        item = newest.find(row.id)
         waiting = session.get(Waiting, row.id) if is_queued else None
         stored = reason_view(row.reason)
         if is_queued:
             reasons = _reasons(row, item, waiting.reasons if waiting else None)
-            summary = _why_queued(row, item, reasons, len(published.items))
+            summary = _why_queued(row, item, reasons, len(newest))
         else:
             reasons = [stored] if stored else []
             summary = _why_not_queued(session, row, stored)
         return WhyView(
-            workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.get("rank"),
-            level=effective_level(session, row), over_quota=item.get("over_quota"), credit=item.get("credit"),
-            position=item.get("position"), of=len(published.items) if item else None,
+            workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.rank if item else None,
+            level=effective_level(session, row), over_quota=item.over_quota if item else None,
+            credit=item.credit if item else None, position=item.position if item else None,
+            of=len(newest) if item else None,
         )  # fmt: skip
 
 
-def _reasons(row: Workload, item: Mapping[str, Any], waiting: Mapping[str, Any] | None) -> list[ReasonView]:
+def _reasons(row: Workload, item: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
     """Why a queued workload is not placed: it is held, over quota, what each region said, or not scanned yet."""
-    found = [item.get("reason"), *((waiting or {}).get("reasons", []))]
+    quota = item.reason.to_json() if item is not None and item.reason is not None else None
+    found = [quota, *((waiting or {}).get("reasons", []))]
     if row.held_by is not None:
-        found = [Reason(ReasonCode.HELD, {"by": row.held_by}).to_json(), item.get("reason")]
+        found = [Reason(ReasonCode.HELD, {"by": row.held_by}).to_json(), quota]
     views: list[ReasonView] = []
     for body in found:
         view = reason_view(body)
@@ -121,18 +128,18 @@ def _scan_pending() -> ReasonView:
     return ReasonView(**Reason(ReasonCode.SCAN_PENDING).to_json())
 
 
-def _why_queued(row: Workload, item: Mapping[str, Any], reasons: list[ReasonView], length: int) -> str:
+def _why_queued(row: Workload, item: published.Entry | None, reasons: list[ReasonView], length: int) -> str:
     stored = reason_view(row.reason)
     parts = []
     if row.attempt and stored is not None and stored.code != ReasonCode.SCAN_PENDING:
         parts.append(f"attempt {row.attempt} ended: {stored.sentence}")
     if row.held_by is not None:
         parts.append(reasons[0].sentence)
-    elif not item:
+    elif item is None:
         parts.append(_scan_pending().sentence)
     else:
-        place = f"waits at position {item['position']} of {length}"
-        place += ", over quota" if item.get("over_quota") else ""
+        place = f"waits at position {item.position} of {length}"
+        place += ", over quota" if item.over_quota else ""
         parts.append(f"{place}: {'; '.join(r.sentence for r in reasons)}")
     return f"{row.phase}: {'; '.join(parts)}"
 

@@ -1,7 +1,7 @@
 """The tables. Postgres owns who holds which GPU, the queue, tenants, tables and checkpoints.
 
 Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set of a machine's GPU slots is a bit mask
-(bit i is slot i). Derived facts (rank, credit) are not columns: they are computed and published (`Publication`).
+(bit i is slot i). Of the derived facts, the queue's order and credit are computed and published (`Publication`).
 """
 
 from datetime import datetime
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Computed,
     ForeignKey,
     ForeignKeyConstraint,
     Identity,
@@ -168,6 +169,8 @@ class Workload(Base):
     labels: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     spec: Mapped[Json]
     """`domain.spec.WorkloadSpec`."""
+    ask: Mapped[str | None] = mapped_column(Computed("workload_ask(spec)", persisted=True), deferred=True)
+    """What of it the schedulers look at (`domain.ask`)."""
     phase: Mapped[str] = mapped_column(server_default="pending")
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Why it is in this phase."""
@@ -187,7 +190,8 @@ class Workload(Base):
     """When its logs and checkpoints were deleted."""
     __table_args__ = (
         Index("workload_tenant", "tenant", "id"),
-        Index("workload_live", "phase", postgresql_where=text("finished_at is null")),
+        # Not by phase: that changes often, and a change of what is in no index is cheap.
+        Index("workload_live", "id", postgresql_where=text("finished_at is null")),
         Index("workload_labels", "labels", postgresql_using="gin"),
     )
 
@@ -232,6 +236,8 @@ class Attempt(Base):
     gpu_types: Mapped[Json]
     """GPU type to slots that it holds."""
     cpus_milli: Mapped[int]
+    rank: Mapped[int] = mapped_column(server_default="7")
+    """By its award; a scan that finds another one writes it. Evictions go by it."""
     __table_args__ = (
         Index("attempt_live", "workload", unique=True, postgresql_where=text("released_at is null")),
         Index("attempt_window", "released_at"),
@@ -379,6 +385,36 @@ class Outbox(Base):
     __table_args__ = (Index("outbox_due", "id", postgresql_where=text("delivered_at is null")),)
 
 
+class Change(Base):
+    """The change log: which rows changed that decisions look at, written by triggers (in the migrations).
+
+    Emptied by a crash, with the epoch; `infra.db.changes` reads it.
+    """
+
+    __tablename__ = "change"
+    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"), primary_key=True)
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    kind: Mapped[str]
+    """`workload`, `moved` (gone, or submitted at another time), `attempt`, `history` (of released attempts), `machine`,
+    `tenant`, `region`, `everything`."""
+    key: Mapped[str]
+    attempt: Mapped[int | None]
+    region: Mapped[str | None]
+    """The one region to which it matters, where that is known."""
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
+
+
+class ChangeEpoch(Base):
+    """One row: since when the change log is without gaps. A crash of Postgres takes it away."""
+
+    __tablename__ = "change_epoch"
+    one: Mapped[bool] = mapped_column(CheckConstraint("one"), primary_key=True, server_default=text("true"))
+    epoch: Mapped[str] = mapped_column(server_default=text("gen_random_uuid()::text"))
+    forgotten_txid: Mapped[int] = mapped_column(server_default="0")
+    """The newest transaction of which changes were deleted."""
+
+
 class Publication(Base):
     """Derived facts, computed by their owner and published whole for reading: the queue's order and ranks."""
 
@@ -386,16 +422,31 @@ class Publication(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=_NOW)
     body: Mapped[Json]
+    columns: Mapped[bytes | None]
+    """Packed (`infra.db.published`)."""
+
+
+class ScanBatch(Base):
+    """A part of a scan's queue on which regions are to bid: scratch between the scan and the award."""
+
+    __tablename__ = "scan_batch"
+    scan: Mapped[int] = mapped_column(primary_key=True)
+    first: Mapped[int] = mapped_column(primary_key=True)
+    """Where in the queue it begins, from 0."""
+    entries: Mapped[list[Any]] = mapped_column(JSONB)
+    """`activities.order.Entry` of each workload, as JSON."""
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
 class RegionBid(Base):
-    """A region's answer in one scan's auction: scratch between the regions' bids and the award."""
+    """A region's answers for one batch: scratch between the regions' bids and the award."""
 
     __tablename__ = "region_bid"
     scan: Mapped[int] = mapped_column(primary_key=True)
+    first: Mapped[int] = mapped_column(primary_key=True)
     region: Mapped[str] = mapped_column(primary_key=True)
-    workload: Mapped[str] = mapped_column(primary_key=True)
-    body: Mapped[Json]
+    bids: Mapped[bytes]
+    """`domain.scheduling.Bid` of each workload, as JSON."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from sqlalchemy import select
 
 import gms.scan
-from activities.snapshots import queue_snapshot
 from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
 from domain.spec import WorkloadSpec
 from infra.db.models import Allocation, Attempt, Event, Eviction, Machine, Outbox, Tenant, Workload
+from tests.activities.oracle import queue_snapshot
 from tests.activities.world import World, by_workload
 
 

@@ -10,12 +10,15 @@ from sqlalchemy import select, text
 import gms.scan
 import rms.bid
 import rms.compare
-from activities import slots, snapshots
+from activities import awards, slots
+from activities.bids import asked
 from domain.phases import Phase
 from domain.protocol import AwardRequest, BidRequest, DryRunRequest
 from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
-from infra.db.models import Machine, Publication, RegionBid, Tenant, Waiting, Workload
+from infra.db import published
+from infra.db.models import Machine, RegionBid, Tenant, Waiting, Workload
+from tests.activities import oracle
 from tests.activities.invariants import check
 from tests.activities.world import GIB, World, job
 
@@ -52,23 +55,21 @@ def _fill(world: World, seed: int) -> None:
 
 def _one_at_a_time(world: World) -> None:
     """The plain auction: in the queue's order, every region bids on the state of the moment; the best is awarded."""
-    ticket = world.auction.scan()
-    with world.session() as session:
-        queue = snapshots.published_queue(session)
-    for workload in ticket.workloads:
+    ticket = world.scan()
+    assert world.auction._order is not None
+    for entry in world.auction._order.entries(0, ticket.queued):
         bids: list[Bid] = []
         for region in ticket.regions:
             with world.session() as session:
-                spec = WorkloadSpec.model_validate(session.get_one(Workload, workload).spec)
-                state = snapshots.region_snapshot(session, region, queue.placed, world.settings.scheduler)
-                evictors = snapshots.evictors(session, [workload])[workload]
-            if spec.allows_region(region):
-                request = snapshots.placement_request(workload, queue.items[workload], spec, evictors)
-                bids.append(rms.bid.bid(state, request))
+                (own,) = asked(session, [entry])
+                state = oracle.region_snapshot(session, region, world.settings.scheduler)
+            if own.ask.allows_region(region):
+                bids.append(rms.bid.bid(state, own.request))
         best = rms.compare.best([b.plan for b in bids if b.plan is not None])
         if best is not None:
             victims = {v: world.workload(v).attempt for v in best.victims}
-            assert world.auction._award_one(best, victims, queue.items[workload], queue.placed)
+            candidate = awards.Candidate(best, entry.rank, own.ask.jobs, victims)
+            assert awards.award(world.engine, [candidate]) == awards.Awarded(1)
 
 
 def _placements(world: World) -> Any:
@@ -194,7 +195,7 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
         raise slots.StalePlan
 
     with monkeypatch.context() as patched:
-        patched.setattr(slots, "take", stale)
+        patched.setattr(awards._Facts, "_take", stale)
         result = world.award(ticket)
     assert (result.awarded, result.waiting, result.rebids) == (0, 1, 2)
     assert world.waiting(workload) == ["award_conflict r"]
@@ -211,9 +212,9 @@ def test_an_award_that_is_carried_out_again_changes_nothing(world: World) -> Non
         world.submit(job(gpus=gpus))
     ticket = world.bid()
     assert world.award(ticket).awarded == 2
-    before = world.dump()
+    before = {**world.dump(), "publication": []}
     assert world.award(ticket).awarded == 0
-    assert world.dump() == before
+    assert {**world.dump(), "publication": []} == before
 
 
 def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) -> None:
@@ -223,31 +224,35 @@ def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) 
     world.tenant("high", level=1)
     world.tenant("middle", level=4)
     first, second = world.submit(job(gpus=4), tenant="high"), world.submit(job(gpus=4), tenant="middle")
-    ticket = world.auction.scan()
+    world.configure(batch=1)
+    ticket = world.scan()
     assert ticket.workloads == [first, second]
-    for workload in (first, second):
-        world.regions.bid(BidRequest("r", ticket.scan, [workload]))
-        world.auction.award(AwardRequest(ticket.scan, [workload], [], 30.0))
+    for place in range(2):
+        world.regions.bid(BidRequest("r", ticket.scan, place))
+        world.auction.award(AwardRequest(ticket.scan, place, [], 30.0))
     assert world.evictions() == set()
     assert world.workload(first).region == "r"
     assert world.waiting(second) == ["insufficient_capacity r"]
 
 
 def test_a_scan_publishes_the_queue(world: World) -> None:
-    """What a scan publishes is GMS's order with positions; held workloads are left out; bids of older scans go."""
+    """What is published after a tick is GMS's order; held workloads are left out; bids of older scans go."""
     world.region("r")
     world.machine("r/c/m", gpus=1)
     names = [world.submit(job(gpus=2)) for _ in range(3)]
     world.alter(Workload, names[1], held_by="somebody")
     world.bid()
-    ticket = world.auction.scan()
+    ticket = world.scan()
     assert ticket.workloads == [names[0], names[2]] and ticket.regions == ["r"]
     with world.session() as session:
-        body = session.get_one(Publication, snapshots.QUEUE).body
-        queue = gms.scan.scan(snapshots.queue_snapshot(session, world.settings.scheduler)).queue
         assert session.scalars(select(RegionBid)).all() == []
-    assert [i["id"] for i in body["items"]] == [r.id for r in queue]
-    assert [i["position"] for i in body["items"]] == [1, 2] and body["scan"] == ticket.scan
+    world.award(ticket)
+    with world.session() as session:
+        found = published.load(session)
+        queue = gms.scan.scan(oracle.queue_snapshot(session, world.settings.scheduler)).queue
+    assert found.scan == ticket.scan and len(found) == 2
+    assert [id_ for _, id_ in found.of_tenant(None)] == [r.id for r in queue]
+    assert [found.entry(row).position for row in range(2)] == [1, 2]
 
 
 def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from activities import snapshots
+from activities.bids import placement_request
+from activities.order import Entry
+from domain.ask import Ask
 from domain.phases import Phase
 from domain.scheduling import RegionSnapshot
-from domain.spec import WorkloadSpec
 from infra.db.models import Attempt, Machine, Workload
+from tests.activities import oracle
 from tests.activities.world import World, job
 
 HOUR_S = 3600.0
@@ -53,7 +55,7 @@ def test_use_over_the_window(world: World, seed: int) -> None:
             expected[tenant][0] += sum(gpus.values()) * held_s
             expected[tenant][1] += cpus_milli * held_s
     with world.session() as session:
-        shares = snapshots._window_shares(session, now_s, window_s)
+        shares = oracle.window_shares(session, now_s, window_s)
     for tenant, (gpu_s, cpu_milli_s) in expected.items():
         share = max(gpu_s / window_s / 12, cpu_milli_s / window_s / 24_000)
         assert shares.get(tenant, 0.0) == pytest.approx(share)
@@ -68,7 +70,7 @@ def test_use_without_a_fleet_is_none(world: World) -> None:
     """Where no machine is ready nobody has used a share of anything, and the scan goes on."""
     world.submit()
     with world.session() as session:
-        snapshot = snapshots.queue_snapshot(session, world.settings.scheduler)
+        snapshot = oracle.queue_snapshot(session, world.settings.scheduler)
     assert [t.window_share for t in snapshot.tenants] == [0.0]
 
 
@@ -82,7 +84,7 @@ def test_the_queue_as_gms_takes_it(world: World) -> None:
     wish, held = world.submit(job(), level=6), world.submit(job())
     world.alter(Workload, held, held_by="x")
     with world.session() as session:
-        snapshot = snapshots.queue_snapshot(session, world.settings.scheduler)
+        snapshot = oracle.queue_snapshot(session, world.settings.scheduler)
     assert {(w.id, w.level_wish, w.held) for w in snapshot.pending} == {(wish, 6, False), (held, None, True)}
     (own,) = snapshot.placed
     assert (own.id, own.gpus, own.cpus_milli) == (placed, {"a100": 2}, 1200)
@@ -97,13 +99,13 @@ def test_age_is_kept_over_a_preemption(world: World) -> None:
     submitted = world.workload(workload).submitted_at
     world.release(workload, Phase.PREEMPTED)
     with world.session() as session:
-        (own,) = snapshots.queue_snapshot(session, world.settings.scheduler).pending
+        (own,) = oracle.queue_snapshot(session, world.settings.scheduler).pending
     assert own.submitted_at_s == submitted.timestamp()
 
 
-def _region(world: World, ranks: dict[str, int]) -> RegionSnapshot:
+def _region(world: World) -> RegionSnapshot:
     with world.session() as session:
-        return snapshots.region_snapshot(session, "r", ranks, world.settings.scheduler)
+        return oracle.region_snapshot(session, "r", world.settings.scheduler)
 
 
 def test_who_may_be_evicted(world: World) -> None:
@@ -118,15 +120,15 @@ def test_who_may_be_evicted(world: World) -> None:
     waiting = world.submit(job(gpus=4), tenant="high")
     world.tick()
     assert {e[2] for e in world.evictions()} == {victim}
-    running = {w.id: w for w in _region(world, {long: 2}).running}
+    running = {w.id: w for w in _region(world).running}
     assert {w.id for w in running.values() if w.evictable} == {long}
-    assert (running[long].rank, running[short].rank, running[waiting].rank) == (2, 3, 1)
+    assert (running[long].rank, running[short].rank, running[waiting].rank) == (3, 3, 1)
     assert {w.attempt for w in running.values()} == {1}
     assert [h.gpus for h in running[waiting].holdings] == [0]
     assert running[long].last_checkpoint_at_s is None
     world.saved(long, ago_s=50)
-    saved_at_s = {w.id: w for w in _region(world, {}).running}[long].last_checkpoint_at_s
-    assert saved_at_s is not None and 40 < _region(world, {}).now_s - saved_at_s < 90
+    saved_at_s = {w.id: w for w in _region(world).running}[long].last_checkpoint_at_s
+    assert saved_at_s is not None and 40 < _region(world).now_s - saved_at_s < 90
 
 
 def test_the_time_before_a_start_counts_from_the_award(world: World) -> None:
@@ -136,7 +138,7 @@ def test_the_time_before_a_start_counts_from_the_award(world: World) -> None:
     world.machine("r/c/m", 8)
     workload = world.submit()
     world.tick()
-    (own,) = _region(world, {}).running
+    (own,) = _region(world).running
     assert not own.evictable and own.started_at_s == world.attempt(workload).awarded_at.timestamp()
 
 
@@ -151,7 +153,7 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
     world.alter(Machine, "r/c/draining", draining=True)
     workload = world.running(job(gpus=3, cpus_milli=1000, memory_bytes=77))
     (held,) = world.holdings(workload)
-    found = {m.id: m for m in _region(world, {}).machines}
+    found = {m.id: m for m in _region(world).machines}
     assert set(found) == {"r/c/free", "r/c/held"}
     own = found[held]
     assert (own.free_gpus, own.gpus, own.cpus_milli - own.free_cpus_milli) == (1, 4, 1000)
@@ -159,11 +161,10 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
 
 
 def test_a_request_has_the_types_and_the_rank_that_the_scan_found(world: World) -> None:
-    """A workload that fits its quota on one of its types only asks for that one; one that no scan saw goes last."""
-    spec = WorkloadSpec(name="w", tenant="t", jobs=(job(types=("a100", "h100")), job("b", gpus=0)))
-    item = {"rank": 3, "gpu_types": [["h100"], []]}
-    asked = snapshots.placement_request("w", item, spec, frozenset({"e"}))
+    """A workload that fits its quota on one of its types only asks for that one, else for all that it may run on."""
+    ask = Ask((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
+    asked = placement_request(Entry("w", 3, (("h100",), ()), None), ask, frozenset({"e"}))
     assert (asked.rank, [j.gpu_types for j in asked.jobs]) == (3, [("h100",), ()])
     assert asked.may_not_evict == {"e"}
-    unseen = snapshots.placement_request("w", None, spec)
-    assert (unseen.rank, [j.gpu_types for j in unseen.jobs]) == (8, [("a100", "h100"), ()])
+    free = placement_request(Entry("w", 8, None, None), ask)
+    assert (free.rank, [j.gpu_types for j in free.jobs]) == (8, [("a100", "h100"), ()])

@@ -10,11 +10,12 @@ from typing import Any
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
+from activities import awards, slots
 from activities.auction import AuctionActivities
-from activities.bids import Bidder, RegionActivities
+from activities.bids import RegionActivities, asked, region_bid
+from activities.held import Held
 from activities.launch import LaunchActivities
 from activities.machines import MachineActivities
-from activities.snapshots import published_queue
 from activities.workloads import WorkloadActivities
 from domain.phases import Phase
 from domain.protocol import (
@@ -79,11 +80,10 @@ def job(
 
 @dataclass(frozen=True)
 class Offer:
-    """The best bid of all regions for a workload, and what the queue says of it."""
+    """The best bid of all regions for a workload, ready to be awarded."""
 
     bid: Bid
-    item: Any
-    placed: Any
+    candidate: awards.Candidate
 
 
 class World:
@@ -106,9 +106,9 @@ class World:
         changed = self.settings.scheduler.model_copy(update=scheduler)
         self.settings = self.settings.model_copy(update={"scheduler": changed})
         self.workloads = WorkloadActivities(self.engine, self.settings)
-        self.auction = AuctionActivities(self.engine, self.settings)
-        self.regions = RegionActivities(self.engine, self.settings)
-        self.bidder = Bidder(self.engine, self.settings)
+        self.held = Held(self.engine, self.settings.scheduler)
+        self.auction = AuctionActivities(self.engine, self.settings, self.held)
+        self.regions = RegionActivities(self.engine, self.held)
         self.machines = MachineActivities(self.engine, self.settings)
         self.launch = LaunchActivities(self.engine, self.settings)
 
@@ -188,18 +188,25 @@ class World:
 
     # ------------------------------------------------------------------------------------------------ what is done
 
-    def bid(self, *unreachable: str) -> ScanTicket:
-        """One scan, and the bids of all regions but those."""
+    def scan(self) -> ScanTicket:
+        """One scan; the ticket also names the workloads, in the queue's order."""
         ticket = self.auction.scan()
-        for region in ticket.regions:
-            if region not in unreachable:
-                self.regions.bid(BidRequest(region, ticket.scan, ticket.workloads))
+        order = self.auction._order
+        assert order is not None and len(order) == ticket.queued
+        ticket.workloads = [entry.workload for entry in order.entries(0, len(order))]
         return ticket
 
-    def award(self, ticket: ScanTicket, *unreachable: str, only: Sequence[str] | None = None) -> AwardResult:
-        """The award of the bids on all workloads of a scan, or on some of them."""
-        names = ticket.workloads if only is None else list(only)
-        return self.auction.award(AwardRequest(ticket.scan, names, list(unreachable), 30.0))
+    def bid(self, *unreachable: str) -> ScanTicket:
+        """One scan, and the bids of all regions but those on the first batch."""
+        ticket = self.scan()
+        for region in ticket.regions:
+            if region not in unreachable:
+                self.regions.bid(BidRequest(region, ticket.scan, 0))
+        return ticket
+
+    def award(self, ticket: ScanTicket, *unreachable: str) -> AwardResult:
+        """The award of the bids on the first batch of a scan."""
+        return self.auction.award(AwardRequest(ticket.scan, 0, list(unreachable), 30.0))
 
     def tick(self, *unreachable: str) -> AwardResult:
         """One scan, its bids, its awards."""
@@ -207,19 +214,29 @@ class World:
 
     def offer(self, workload: str) -> Offer:
         """The best bid for a workload, now; nothing is awarded."""
-        self.auction.scan()
+        ticket = self.scan()
+        assert self.auction._order is not None
+        (entry,) = self.auction._order.entries(ticket.workloads.index(workload), 1)
         with self.session() as session:
-            queue = published_queue(session)
-            names = session.scalars(select(Region.name).order_by(Region.name)).all()
-        bids = [b for region in names for b in self.bidder.bids(region, [workload], queue) if b.plan is not None]
-        assert bids, f"no region has a plan for {workload}"
-        best = min(bids, key=lambda b: b.plan.key if b.plan else ())
-        return Offer(best, queue.items[workload], queue.placed)
+            (wanted,) = asked(session, [entry])
+        with self.held.current() as held:
+            bids = [region_bid(held.planner(region), wanted) for region in sorted(held.regions)]
+        found = [b for b in bids if b.plan is not None]
+        assert found, f"no region has a plan for {workload}"
+        best = min(found, key=lambda b: b.plan.key if b.plan else ())
+        assert best.plan is not None
+        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, best.victim_attempts))
 
     def accept(self, offer: Offer) -> bool:
-        """The one transaction that awards a bid."""
-        assert offer.bid.plan is not None
-        return self.auction._award_one(offer.bid.plan, offer.bid.victim_attempts, offer.item, offer.placed)
+        """The one transaction that awards a bid; False: the workload is not queued any more.
+
+        Raises:
+            StalePlan: the facts do not hold any more.
+        """
+        done = awards.award(self.engine, [offer.candidate])
+        if done.verdict is awards.Verdict.STALE:
+            raise slots.StalePlan(offer.bid.workload)
+        return done.count == 1
 
     def change(self, workload: str, phase: Phase, attempt: int | None = None) -> bool:
         """A phase change by its workflow."""

@@ -142,6 +142,7 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("half a task", job(tasks=1.5), "jobs[0].tasks", "must be an integer"),
     ("tasks as truth value", job(tasks=True), "jobs[0].tasks", "it is a truth value"),
     ("tasks beyond all bounds", job(tasks=10**30), "jobs[0].tasks", "from 1 to 100000"),
+    ("spans perhaps", job(span_clusters="perhaps"), "jobs[0].span_clusters", "must be true or false, it is a text"),
     ("no run", job(run=None), "jobs[0].run", "missing"),
     ("empty command", job(run=[]), "jobs[0].run", "must not be empty"),
     ("blank script", job(run=" \n"), "jobs[0].run", "must not be empty"),

@@ -1,18 +1,16 @@
 """The queue and the reasons: one honest sentence for each phase, and codes with numbers."""
 
-from typing import Any
-
+import numpy as np
 import pytest
 
 from domain.phases import Phase
+from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Publication, Waiting
+from infra.db import published
+from infra.db.models import Waiting
 from tests.api.test_workloads import T0, get
 from tests.api.world import World
 
-QUOTA = Reason(
-    ReasonCode.QUOTA_EXCEEDED, {"tenant": "vision", "used": 8, "quota": 8, "resource": "a100", "needs": 2}
-).to_json()
 FULL = Reason(
     ReasonCode.INSUFFICIENT_CAPACITY,
     {"region": "north", "placeable": 1, "tasks": 2, "job": "trainer", "evictable": 0},
@@ -20,17 +18,19 @@ FULL = Reason(
 EVICTED = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3})
 
 
-def publish(world: World, *items: dict[str, Any]) -> None:
-    """What a scan publishes."""
+def publish(world: World, *items: tuple[str, int, float] | tuple[str, int, float, str]) -> None:
+    """What a scan publishes: workloads in queue order, each with its rank, its credit and its tenant (`vision`)."""
+    ids, ranks, credit, *_ = zip(*(item[:3] for item in items), strict=True)
+    tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)
+    quotas = [published.Quota("vision", {"a100": 8}, None), published.Quota("speech", {}, None)]
+    over = sum(rank == OVER_QUOTA_RANK for rank in ranks)
+    queue = published.Queue(
+        1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
+        np.zeros(over, np.int16),
+        np.full(over, 8), np.full(over, 2),
+    )  # fmt: skip
     with world.session() as session:
-        session.add(Publication(name="queue", body={"scan": 1, "scanned_at_s": T0.timestamp(), "items": list(items)}))
-
-
-def item(workload: str, position: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "id": workload, "rank": 3, "level": 3, "over_quota": False, "credit": 1.5, "gpu_types": [["a100"]],
-        "reason": None, "position": position, **changes,
-    }  # fmt: skip
+        published.publish(session, queue, {"scans": 1})
 
 
 async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
@@ -38,8 +38,7 @@ async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
     first, second, new = (world.add_workload() for _ in range(3))
     running = world.add_workload(Phase.RUNNING)
     other = world.add_workload(tenant="speech")
-    last = item(first, 4, rank=8, over_quota=True, reason=QUOTA)
-    publish(world, item(second, 1, credit=9.0), item(other, 2), item(running, 3), last)
+    publish(world, (second, 3, 9.0), (other, 3, 1.5, "speech"), (running, 3, 1.5), (first, 8, 1.5))
     with world.session() as session:
         session.add(Waiting(workload=second, reasons={"reasons": [FULL]}))
     queue = await get(world, "/v1/queue")
@@ -66,7 +65,7 @@ async def test_queue_before_the_first_scan(world: World) -> None:
 async def test_why_a_workload_waits(world: World) -> None:
     """A waiting workload tells its position, its rank and every region's answer."""
     other, id_ = world.add_workload(), world.add_workload()
-    publish(world, item(other, 1), item(id_, 2, rank=8, over_quota=True, credit=0.25, reason=QUOTA))
+    publish(world, (other, 3, 1.5), (id_, 8, 0.25))
     with world.session() as session:
         session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
     why = await get(world, f"/v1/workloads/{id_}/why")
@@ -81,7 +80,7 @@ async def test_why_a_workload_waits(world: World) -> None:
 async def test_why_a_workload_is_held(world: World) -> None:
     """A held workload says who holds it, and how it goes on."""
     id_ = world.add_workload(held_by="key-vision")
-    publish(world, item(id_, 1))
+    publish(world, (id_, 3, 1.5))
     with world.session() as session:
         session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
     why = await get(world, f"/v1/workloads/{id_}/why")
@@ -100,7 +99,7 @@ async def test_why_before_a_scan(world: World) -> None:
 async def test_why_a_preempted_workload_waits(world: World) -> None:
     """A workload that is back in the queue says why it came back, and what it waits for now."""
     id_ = world.add_workload(Phase.PREEMPTED, attempt=2, reason=EVICTED.to_json())
-    publish(world, item(id_, 1))
+    publish(world, (id_, 3, 1.5))
     with world.session() as session:
         session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
     why = await get(world, f"/v1/workloads/{id_}/why")

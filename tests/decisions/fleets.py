@@ -1,5 +1,6 @@
 """Small random regions and requests for RMS, and the pieces from which examples are built."""
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -100,6 +101,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     for index in range(draw(st.sampled_from((1, 2, 3)))):
         gpus, types, cpus_milli, gib = draw(st.sampled_from(_SHAPES))
         gang.append(JobRequest(f"job{index}", draw(st.integers(1, 5)), gpus, types, cpus_milli, gib * GIB))
+    if draw(st.sampled_from((False, False, True))):
+        gang = [replace(job, span_clusters=True) for job in gang]
     enemies = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     return PlacementRequest("new", draw(st.sampled_from((1, 2, 3, 5, 8))), tuple(gang), frozenset(enemies))
 
@@ -195,5 +198,7 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
         types = tuple(rng.sample(("a100", "h100"), rng.choice((1, 2)))) if gpus else ()
         cpus_milli = rng.choice((1000, 4000)) if not gpus else rng.choice((0, 1000))
         gang.append(JobRequest(f"job{index}", rng.randint(1, 6), gpus, types, cpus_milli, rng.choice((0, 2)) * GIB))
+    spanning = Random(seed + 1).choice((0, 0, 1, 3))
+    gang = [replace(job, span_clusters=index < spanning) for index, job in enumerate(gang)]
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     return snapshot, PlacementRequest("new", rng.choice((1, 3, 5)), tuple(gang))

@@ -79,6 +79,24 @@ def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> 
     assert negative_cache or not market.stats.negative_hits
 
 
+@settings(PROPERTY, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
+    """With first bids made on other facts, and some missing, everybody who is placed has a plan that holds."""
+    fleet, entries = _fleet(seed), _batch(seed, 6)
+    other = {s.region: s for s in _fleet(seed + 1)}
+    answers = [
+        {name: reference.bid(state, entry.request) for name, state in other.items() if Random(seed).random() < 0.8}
+        for entry in entries
+    ]
+    outcomes = _market(fleet, Options()).place(entries, answers)
+    states = {snapshot.region: snapshot for snapshot in fleet}
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        if outcome.plan is not None:
+            assert entry.may_run_in(outcome.plan.region)
+            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+
+
 @settings(PROPERTY, max_examples=100)
 @given(st.integers(0, 2**32))
 def test_together_leaves_nobody_behind(seed: int) -> None:

@@ -68,7 +68,8 @@ def _check_whole(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan
         assert all(tasks > 0 for _, tasks in placement.machines)
         ids = [machine for machine, _ in placement.machines]
         assert ids == sorted(set(ids))
-        assert {machines[id_].cluster for id_ in ids} == {placement.cluster}
+        assert {machines[id_].cluster for id_ in ids} == set(placement.cluster.split("+"))
+        assert "+" not in placement.cluster or job.span_clusters
         if job.gpus_per_task:
             assert placement.gpu_type in job.gpu_types
             assert {machines[id_].gpu_type for id_ in ids} == {placement.gpu_type}
@@ -145,7 +146,9 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
     assert quality.victims_by_rank == tuple(sum(v.rank == rank for v in victims) for rank in range(1, 9))
     assert quality.youngest_victim_started_at_s == max((v.started_at_s for v in victims), default=float("-inf"))
     assert quality.machines == sum(len(p.machines) for p in plan.jobs)
-    assert quality.racks == sum(len({machines[id_].rack for id_, _ in p.machines}) for p in plan.jobs)
+    assert quality.racks == sum(
+        len({(machines[id_].cluster, machines[id_].rack) for id_, _ in p.machines}) for p in plan.jobs
+    )
     assert quality.type_preference == sum(
         job.gpu_types.index(p.gpu_type) for p, job in zip(plan.jobs, request.jobs, strict=True) if p.gpu_type
     )

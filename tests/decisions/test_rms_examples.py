@@ -347,3 +347,35 @@ def test_the_best_plan_is_the_one_that_comes_first() -> None:
     assert best([costly, cheap]) is cheap
     assert best([costly, free, cheap, twin]) is twin
     assert best([twin, cheap, free, costly]) is twin
+
+
+# ----------------------------------------------------------------------------------------------------- several clusters
+
+
+def _two_clusters(*, used: int = 0) -> RegionSnapshot:
+    return region(
+        [machine("c1-m", used=used, cluster="c1"), machine("c2-m", cluster="c2")], [running("low", ("c1-m", used))]
+    )
+
+
+def test_tasks_span_clusters_only_where_the_job_allows_it() -> None:
+    """What no cluster can take whole goes over several if the job says so, and is no hardware for it otherwise."""
+    wide = gpu_job(2, 8)
+    assert bid(_two_clusters(), request(wide)).plan is None
+    plan = _plan(bid(_two_clusters(), request(replace(wide, span_clusters=True))))
+    assert [(j.cluster, j.machines) for j in plan.jobs] == [("c1+c2", (("c1-m", 1), ("c2-m", 1)))]
+    assert plan.quality.spanning == 1
+
+
+def test_spanning_is_the_last_resort() -> None:
+    """A gang goes over several clusters only where no single one can take it, but before anybody is evicted for it."""
+    wide = replace(gpu_job(2, 4), span_clusters=True)
+    used = machine("c1-m", used=4, cluster="c1")
+    whole = [used, machine("c2-m", cluster="c2", gpu_type="h100")]
+    plan = _plan(bid(region(whole), request(replace(wide, gpu_types=("a100", "h100")))))
+    assert (plan.jobs[0].cluster, plan.jobs[0].gpu_type) == ("c2", "h100")
+    parts = [used, machine("c2-m", used=4, cluster="c2")]
+    plan = _plan(bid(region(parts, [running("low", ("c1-m", 4))]), request(wide)))
+    assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ())
+    plan = _plan(bid(_two_clusters(used=8), request(replace(gpu_job(2, 8), span_clusters=True))))
+    assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ("low",))

@@ -72,7 +72,7 @@ async def _life(client: Client, story: Story) -> WorkflowHistory:
 
 async def _scheduler(client: Client) -> WorkflowHistory:
     """Three ticks of two batches, one of the regions being unreachable: the first by itself, the others woken."""
-    auction = Auction(ScanTicket(7, ["wl-1", "wl-2", "wl-3"], ["east", "nowhere"], 2, 1.0, 300.0))
+    auction = Auction(ScanTicket(7, [], ["east", "nowhere"], 2, 1.0, 300.0, queued=3))
     async with (
         serving(client, "recorded", [SchedulerWorkflow], auction.of_queue()),
         serving(client, region_queue("east"), [], [auction.bid]),

@@ -54,6 +54,7 @@ class Auction(StandIns):
     def __init__(self, ticket: ScanTicket) -> None:
         super().__init__()
         self.ticket = ticket
+        self.result = AwardResult(awarded=1, waiting=0, rebids=0)
 
     def of_queue(self) -> list[Callable[..., Any]]:
         """The control queue's activities."""
@@ -67,12 +68,12 @@ class Auction(StandIns):
     @activity.defn(name=Activity.BID.value)
     async def bid(self, request: BidRequest) -> int:
         await self._called(Activity.BID, request)
-        return len(request.workloads)
+        return 1
 
     @activity.defn(name=Activity.AWARD.value)
     async def award(self, request: AwardRequest) -> AwardResult:
         await self._called(Activity.AWARD, request)
-        return AwardResult(awarded=len(request.workloads), waiting=0, rebids=0)
+        return self.result
 
     @activity.defn(name=Activity.DRY_RUN.value)
     async def dry_run(self, request: DryRunRequest) -> DryRunResult:

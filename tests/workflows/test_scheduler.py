@@ -75,7 +75,7 @@ class Loop:
 @pytest_asyncio.fixture(loop_scope="session")
 async def loop() -> AsyncIterator[Loop]:
     """A scheduler that is not started yet, and regions `east` and `west` that bid."""
-    ticket = ScanTicket(7, [f"wl-{n}" for n in range(5)], ["east", "west"], 2, 5.0, INTERVAL_S)
+    ticket = ScanTicket(7, [], ["east", "west"], 2, 5.0, INTERVAL_S, queued=5)
     auction = Auction(ticket)
     async with skipping_server() as (environment, client), contextlib.AsyncExitStack() as workers:
         for region in ticket.regions:
@@ -89,16 +89,16 @@ async def test_a_tick_scans_then_hears_all_regions_then_awards_batch_by_batch(lo
     """Each batch, in the queue's order, is bid on by every region before it is awarded, and awarded before the next."""
     await loop.begins()
     await loop.rests()
-    batches = [["wl-0", "wl-1"], ["wl-2", "wl-3"], ["wl-4"]]
+    batches = [0, 2, 4]
     assert loop.auction.names() == ["queue.scan"] + 3 * ["region.bid", "region.bid", "queue.award"]
     assert loop.auction.requests(Activity.AWARD) == [AwardRequest(7, b, [], 5.0) for b in batches]
-    bids = sorted(loop.auction.requests(Activity.BID), key=lambda b: (b.workloads, b.region))
+    bids = sorted(loop.auction.requests(Activity.BID), key=lambda b: (b.first, b.region))
     assert bids == [BidRequest(region, 7, batch) for batch in batches for region in ("east", "west")]
 
 
 async def test_an_empty_queue_asks_nobody(loop: Loop) -> None:
     """Without queued workloads a tick is a scan and nothing more."""
-    loop.auction.ticket.workloads = []
+    loop.auction.ticket.queued = 0
     await loop.begins()
     await loop.rests()
     assert loop.auction.names() == ["queue.scan"]
@@ -106,7 +106,7 @@ async def test_an_empty_queue_asks_nobody(loop: Loop) -> None:
 
 async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop: Loop) -> None:
     """A region whose bid is not there in time is reported as unreachable; the award is made with the others' bids."""
-    loop.auction.ticket.workloads = ["wl-0"]
+    loop.auction.ticket.queued = 1
     loop.auction.ticket.regions = ["east", "nowhere", "west"]
     loop.auction.ticket.bid_timeout_s = 2.0
     await loop.begins()
@@ -116,7 +116,7 @@ async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop:
 
 async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
     """A region whose bid fails for a moment is not unreachable."""
-    loop.auction.ticket.workloads = ["wl-0"]
+    loop.auction.ticket.queued = 1
     loop.auction.errors[Activity.BID] = [RuntimeError("snapshot is behind")]
     await loop.begins()
     await loop.called(Activity.AWARD, 1)
@@ -126,7 +126,7 @@ async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
 
 async def test_the_queue_is_scanned_at_every_interval(loop: Loop) -> None:
     """Where nothing happens the queue is scanned once in each interval."""
-    loop.auction.ticket.workloads = []
+    loop.auction.ticket.queued = 0
     await loop.begins()
     await loop.rests()
     for scans in (2, 3, 4):
@@ -136,9 +136,26 @@ async def test_the_queue_is_scanned_at_every_interval(loop: Loop) -> None:
         assert len(loop.auction.requests(Activity.SCAN)) == scans
 
 
+async def test_a_tick_ends_where_its_order_is_lost(loop: Loop) -> None:
+    """Where the process that scanned is gone, the tick ends after the batch that regions had bid on."""
+    loop.auction.result.over = True
+    await loop.begins()
+    await loop.rests()
+    assert loop.auction.names() == ["queue.scan", "region.bid", "region.bid", "queue.award"]
+
+
+async def test_a_tick_that_is_due_sooner_comes_sooner(loop: Loop) -> None:
+    """An award may ask for the next tick before the interval is over."""
+    loop.auction.result.rest_s = 10.0
+    await loop.begins()
+    await loop.rests()
+    await loop.passes(11.0)
+    await loop.called(Activity.SCAN, 2)
+
+
 async def test_wakes_are_coalesced(loop: Loop) -> None:
     """However many changes come during a tick, one more tick answers them all; one that comes later gets its own."""
-    loop.auction.ticket.workloads = []
+    loop.auction.ticket.queued = 0
     loop.auction.held.add(Activity.SCAN)
     await loop.begins()
     await loop.called(Activity.SCAN, 1)

@@ -1,23 +1,17 @@
-"""What Postgres knows, as the decision packages take it. All read in the caller's transaction: at one moment."""
+"""What Postgres knows, read whole for each decision: the plain way, which the held columns must agree with."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from domain.phases import QUEUED_PHASES
-from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
 from domain.scheduling import (
     CreditWeights,
     Holding,
-    JobRequest,
     MachineState,
     PlacedWorkload,
-    PlacementRequest,
     QueuedWorkload,
     QueueSnapshot,
     RegionSnapshot,
@@ -26,10 +20,7 @@ from domain.scheduling import (
 )
 from domain.spec import WorkloadSpec
 from infra.config import SchedulerSettings
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Publication, Replica, Tenant, Workload
-
-QUEUE = "queue"
-"""Name of the publication that a scan writes: the queue in order and the ranks of placed workloads."""
+from infra.db.models import Allocation, Attempt, Machine, Tenant, Workload
 
 
 def now_s(session: Session) -> float:
@@ -38,10 +29,10 @@ def now_s(session: Session) -> float:
     return now.timestamp()
 
 
-def queue_snapshot(session: Session, settings: SchedulerSettings) -> QueueSnapshot:
-    """All that a GMS scan pass looks at."""
-    now = now_s(session)
-    shares = _window_shares(session, now, settings.fair_window_s)
+def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | None = None) -> QueueSnapshot:
+    """All that a GMS scan pass looks at, as of now or another moment."""
+    now = now_s(session) if now is None else now
+    shares = window_shares(session, now, settings.fair_window_s)
     tenants = tuple(
         TenantState(
             name=row.name,
@@ -85,7 +76,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings) -> QueueSnapsh
     return QueueSnapshot(now_s=now, tenants=tenants, pending=pending, placed=placed, weights=weights)
 
 
-def _window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
+def window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
     """Each tenant's use averaged over the window: the larger of its share of the fleet's GPUs and of its CPUs."""
     gpus, cpus = session.execute(
         select(func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)).where(
@@ -119,12 +110,9 @@ def _window_shares(session: Session, now: float, window_s: float) -> dict[str, f
 
 
 def region_snapshot(
-    session: Session, region: str, ranks: Mapping[str, int], settings: SchedulerSettings
+    session: Session, region: str, settings: SchedulerSettings, now: float | None = None
 ) -> RegionSnapshot:
-    """A region's schedulable machines and the workloads placed there.
-
-    `ranks` are those of placed workloads by the last scan; one that was awarded since has the rank of its award.
-    """
+    """A region's schedulable machines and the workloads placed there, as of now or another moment."""
     machines = session.scalars(
         select(Machine)
         .where(
@@ -135,7 +123,7 @@ def region_snapshot(
         )
         .order_by(Machine.id)
     ).all()
-    now = now_s(session)
+    now = now_s(session) if now is None else now
     holdings: dict[str, list[Holding]] = defaultdict(list)
     attempts: dict[str, Attempt] = {}
     for allocation, attempt in session.execute(
@@ -172,24 +160,16 @@ def region_snapshot(
             for m in machines
         ),
         running=tuple(
-            _running(attempts[workload], tuple(held), rank_of_placed(attempts[workload], ranks), now, settings)
-            for workload, held in sorted(holdings.items())
+            _running(attempts[workload], tuple(held), now, settings) for workload, held in sorted(holdings.items())
         ),
     )
 
 
-def rank_of_placed(attempt: Attempt, ranks: Mapping[str, int]) -> int:
-    """The rank of a placed workload by the last scan, or by its award where that came after the scan."""
-    return ranks.get(attempt.workload) or attempt.plan.get("rank") or LOWEST_LEVEL
-
-
-def _running(
-    attempt: Attempt, held: tuple[Holding, ...], rank: int, now: float, settings: SchedulerSettings
-) -> RunningWorkload:
+def _running(attempt: Attempt, held: tuple[Holding, ...], now: float, settings: SchedulerSettings) -> RunningWorkload:
     started = (attempt.started_at or attempt.awarded_at).timestamp()
     return RunningWorkload(
         id=attempt.workload,
-        rank=rank,
+        rank=attempt.rank,
         started_at_s=started,
         holdings=held,
         last_checkpoint_at_s=attempt.checkpoint_at.timestamp() if attempt.checkpoint_at else None,
@@ -198,68 +178,3 @@ def _running(
         ),
         attempt=attempt.attempt,
     )
-
-
-@dataclass(frozen=True)
-class PublishedQueue:
-    """What the last scan published: its queued workloads by id, and the ranks of those that were placed."""
-
-    items: Mapping[str, Mapping[str, Any]]
-    placed: Mapping[str, int]
-
-
-def published_queue(session: Session) -> PublishedQueue:
-    """What the last scan published; empty before the first."""
-    row = session.get(Publication, QUEUE)
-    body = row.body if row is not None else {"items": [], "placed": {}}
-    return PublishedQueue({item["id"]: item for item in body["items"]}, body["placed"])
-
-
-def rank_of_queued(item: Mapping[str, Any] | None) -> int:
-    """The rank that the scan published; one that it did not see goes last."""
-    return int(item["rank"]) if item else OVER_QUOTA_RANK
-
-
-def placement_request(
-    workload: str, item: Mapping[str, Any] | None, spec: WorkloadSpec, evictors: frozenset[str] = frozenset()
-) -> PlacementRequest:
-    """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan published them.
-
-    `evictors` are those that evicted it before.
-    """
-    types = item["gpu_types"] if item else [job.resources.gpu_types for job in spec.jobs]
-    jobs = tuple(
-        JobRequest(
-            name=r.name,
-            tasks=r.tasks,
-            gpus_per_task=r.gpus_per_task,
-            gpu_types=tuple(t),
-            cpus_milli_per_task=r.cpus_milli_per_task,
-            memory_bytes_per_task=r.memory_bytes_per_task,
-        )
-        for r, t in zip(spec.requests(), types, strict=True)
-    )
-    return PlacementRequest(workload=workload, rank=rank_of_queued(item), jobs=jobs, may_not_evict=evictors)
-
-
-def evictors(session: Session, workloads: Iterable[str]) -> dict[str, frozenset[str]]:
-    """For each of `workloads`, those that evicted it before."""
-    out: dict[str, set[str]] = {workload: set() for workload in workloads}
-    for victim, evictor in session.execute(
-        select(Eviction.victim, Eviction.evictor).where(Eviction.victim.in_(sorted(out)))
-    ):
-        out[victim].add(evictor)
-    return {workload: frozenset(found) for workload, found in out.items()}
-
-
-def ready_replicas(session: Session, tables: Iterable[str]) -> dict[str, frozenset[str]]:
-    """For each of `tables`, the regions that have a complete replica."""
-    out: dict[str, set[str]] = {table: set() for table in tables}
-    if out:
-        for table, region in session.execute(
-            select(Replica.data_table, Replica.region).where(
-                Replica.data_table.in_(sorted(out)), Replica.state == "ready"
-            )
-        ):
-            out[table].add(region)
-    return {table: frozenset(regions) for table, regions in out.items()}

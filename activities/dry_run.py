@@ -1,0 +1,64 @@
+"""What would happen to a workload if it were submitted now: scanned and bid on in the queue. Nothing is written."""
+
+import numpy as np
+from sqlalchemy import Engine, text
+
+import rms.compare
+from activities.bids import Asked, placement_request, ready_replicas, region_bid
+from activities.held import Held, microseconds
+from activities.order import Entry
+from activities.reading import QueuedRow
+from domain.ask import ask_of
+from domain.protocol import DryRunRequest, DryRunResult
+from domain.scheduling import Ranked
+from domain.spec import WorkloadSpec
+from gms.scan import Scan
+from infra.db.session import transaction
+
+DRY_RUN_ID = "~dry-run"
+"""Sorts after every id, so that ties go to workloads that exist."""
+
+
+def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
+    """Scans and bids as if the workload were queued. What is held is as it was afterwards."""
+    spec = WorkloadSpec.model_validate(request.spec)
+    with transaction(engine) as session:
+        # Derived where it is for those that are submitted.
+        written = session.execute(
+            text("select workload_ask(cast(:spec as jsonb))"), {"spec": spec.model_dump_json()}
+        ).scalar_one()
+        ask = ask_of(written)
+        replicas = ready_replicas(session, ask.tables)
+    with held.current():
+        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(held.now_s), written)
+        try:
+            held.queue.put_workloads([own])
+            scan = held.queue.scan(held.now_s)
+            ranks = held.queue.other_ranks(scan)
+            ranked = _own(scan)
+        finally:
+            held.queue.put_workloads([own._replace(ask=None)])
+        entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason)
+        asked = Asked(entry, ask, placement_request(entry, ask), replicas)
+        with held.ranks(ranks):
+            answers = [region_bid(held.planner(region), asked) for region in sorted(held.regions)]
+    reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
+    best = rms.compare.best([b.plan for b in answers if b.plan is not None])
+    out = DryRunResult(
+        admitted=best is not None,
+        rank=ranked.rank,
+        over_quota=ranked.over_quota,
+        reasons=[r.to_json() for r in reasons],
+    )
+    if best is not None:
+        out.region = best.region
+        out.machines = sorted({m for job in best.jobs for m, _ in job.machines})
+        out.victims = list(best.victims)
+    return out
+
+
+def _own(scan: Scan) -> Ranked:
+    """The one that is not there."""
+    pending = scan.queue.pending
+    (row,) = np.flatnonzero(pending.id == DRY_RUN_ID.encode())
+    return scan.ranked(int(row))

@@ -1,0 +1,370 @@
+"""The queue and the regions as one process of the schedulers holds them: columns that follow the change log.
+
+Nothing is read anew for a decision. Before one, `Held.current` takes over what has changed since the last look, in one
+transaction that sees Postgres at one moment: decisions are those of a full read at that moment, which is what a new
+process starts with, and one that fell behind what the log keeps.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+from sqlalchemy import Engine
+
+from activities.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
+from activities.usage import Amount, Usage
+from domain.ask import ask_of
+from domain.scheduling import (
+    CreditWeights,
+    Holding,
+    MachineState,
+    PlacedWorkload,
+    Plan,
+    QueuedWorkload,
+    RunningWorkload,
+    TenantState,
+)
+from gms.columns import Change, Queue
+from gms.scan import Scan, scan_queue
+from infra.config import SchedulerSettings
+from infra.db import changes
+from infra.db.session import transaction
+from rms.gang import Planner
+from rms.region import Region
+
+US = 1_000_000
+"""Microseconds of a second."""
+
+
+def seconds(us: int) -> float:
+    """A row's time in seconds since 1970."""
+    return (us + EPOCH_US) / US
+
+
+def microseconds(seconds: float) -> int:
+    """A time in seconds since 1970 as rows have it."""
+    return round(seconds * US) - EPOCH_US
+
+
+_READ_AT_ONCE = 20_000
+
+
+class HeldQueue:
+    """GMS's columns: tenants and what they used, pending and placed workloads."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.queue = Queue()
+        self._settings = settings
+        self._tenants: dict[str, TenantState] = {}
+        self._usage = Usage(round(settings.fair_window_s * US))
+        self._ready: dict[str, Amount] = {}
+        """Ready machine to its GPUs and CPUs."""
+        self._fleet = (0, 0)
+        self.ranks: dict[bytes, int] = {}
+        """Placed workload to the rank that its attempt has in Postgres."""
+
+    def scan(self, now_s: float) -> Scan:
+        """Ranks everything as of a moment."""
+        settings = self._settings
+        shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
+        self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
+        return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
+
+    def other_ranks(self, scan: Scan) -> dict[str, int]:
+        """Placed workloads to which a scan gives another rank than Postgres has."""
+        found = zip(self.queue.placed.id.tolist(), scan.placed_rank.tolist(), strict=True)
+        return {id_.decode(): rank for id_, rank in found if self.ranks.get(id_) != rank}
+
+    def put_tenants(self, tenants: Iterable[TenantState]) -> None:
+        """The tenants as they are now. Those that are gone leave with the next scan: their workloads may come later."""
+        self._tenants = {t.name: t for t in tenants}
+        before = {t.name: t for t in self.queue.tenants if t.name}
+        self.queue.set_tenants({**before, **self._tenants}.values())
+
+    def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
+        """Workloads as they are now, queued or not; those in `moved` may have been at another time, or be gone."""
+        news: list[Change[QueuedWorkload]] = []
+        for id_ in moved:
+            for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
+                news.append(Change(float(self.queue.pending.at_s[row]), id_, None))
+        for w in rows:
+            at_s = seconds(w.submitted_us)
+            now = None
+            if w.ask is not None:
+                now = QueuedWorkload(w.id, w.tenant, at_s, ask_of(w.ask).jobs, w.level, w.held)
+            news.append(Change(at_s, w.id, now))
+        self.queue.apply(news, ())
+
+    def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
+        """Live attempts that are not as they were, and as they are. Their use so far goes and comes with them."""
+        news: list[Change[PlacedWorkload]] = []
+        for a in gone:
+            self._usage.ended(a.tenant, a.awarded_us, _held_by(a))
+            self.ranks.pop(a.workload.encode(), None)
+            news.append(Change(seconds(a.awarded_us), a.workload, None))
+        for a in new:
+            self._usage.began(a.tenant, a.awarded_us, _held_by(a))
+            self.ranks[a.workload.encode()] = a.rank
+            awarded_s = seconds(a.awarded_us)
+            placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
+            news.append(Change(awarded_s, a.workload, placed))
+        self.queue.apply((), news)
+
+    def add_use(self, tenant: str, awarded_us: int, released_us: int, holds: Amount) -> None:
+        """What an attempt used that is over."""
+        self._usage.began(tenant, awarded_us, holds)
+        self._usage.ended(tenant, released_us, holds)
+
+    def forget_use(self, live: Iterable[AttemptRow]) -> None:
+        """Nobody used anything but those who are there: what others used is about to be told anew."""
+        self._usage = Usage(round(self._settings.fair_window_s * US))
+        for a in live:
+            self._usage.began(a.tenant, a.awarded_us, _held_by(a))
+
+    def put_machine(self, machine: str, row: MachineRow | None) -> None:
+        """A machine's part in the fleet, of which tenants' use is a share."""
+        before = self._ready.pop(machine, (0, 0))
+        now = (row.gpus, row.cpus_milli) if row is not None and row.ready else (0, 0)
+        if any(now):
+            self._ready[machine] = now
+        self._fleet = self._fleet[0] + now[0] - before[0], self._fleet[1] + now[1] - before[1]
+
+
+class Held:
+    """What one process holds. One thread at a time: everybody else waits in `current`.
+
+    `only` are the regions that it holds, without the queue; None: the queue and all regions.
+    """
+
+    def __init__(self, engine: Engine, settings: SchedulerSettings, only: Collection[str] | None = None) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._only = None if only is None else frozenset(only)
+        self._lock = threading.RLock()
+        self._seen: changes.Position | None = None
+        self._doubted: set[changes.Change] = set()
+        self.now_s = 0.0
+        """The database's clock at the last look."""
+        self.full_reads = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.queue = HeldQueue(self._settings)
+        self.regions: dict[str, Region] = {}
+        self._planners: dict[str, Planner] = {}
+        self._stale: set[str] = set()
+        """Regions whose columns do not follow yet what was put into them."""
+        self._live: dict[str, AttemptRow] = {}
+        self._running: dict[str, RunningWorkload] = {}
+        self._region_of: dict[str, str] = {}
+        """Machine to region."""
+        self._doubted.clear()
+
+    @contextmanager
+    def current(self) -> Iterator["Held"]:
+        """This, as of now, and nobody else's until the end of the block."""
+        with self._lock:
+            self.look()
+            yield self
+
+    def look(self) -> None:
+        """Takes over what has changed; the lock is held. Reads everything where the log does not reach back."""
+        while not self._look():
+            changes.begin_epoch(self._engine)
+
+    def _look(self) -> bool:
+        seen, self._seen = self._seen, None  # Whatever fails under way: the next look starts from nothing.
+        with transaction(self._engine, isolation="REPEATABLE READ") as session:
+            here, self.now_s = changes.look(session)
+            if here is None:
+                return False
+            news = None if seen is None else changes.between(session, seen, here, self._only)
+            reader = Reader(session)
+            if news is None or any(c.kind == "everything" for c in news):
+                self._read_all(reader)
+            else:
+                self._follow(reader, news | self._doubted)
+                self._doubted.clear()
+        self._stale = set(self.regions)
+        self._seen = here
+        return True
+
+    def planner(self, region: str) -> Planner:
+        """A region's planner, its columns as of the last look."""
+        planner = self._planners[region]
+        if region in self._stale:
+            planner.region.refresh(self.now_s)
+            self._stale.discard(region)
+        return planner
+
+    def attempt_of(self, workload: str) -> int:
+        """The number of a placed workload's attempt."""
+        return self._live[workload].attempt
+
+    def doubt(self, plan: Plan) -> None:
+        """A plan was awarded in a region's columns, and not in Postgres: what it touched is read again."""
+        region = self.regions[plan.region]
+        region.drop_running(plan.workload)
+        self._doubted |= {changes.Change("machine", m, None) for job in plan.jobs for m, _ in job.machines}
+        placed = [self._live[w] for w in (plan.workload, *plan.victims) if w in self._live]
+        self._doubted |= {changes.Change("attempt", a.workload, a.attempt) for a in placed}
+
+    @contextmanager
+    def ranks(self, ranks: Mapping[str, int]) -> Iterator[None]:
+        """Placed workloads have these ranks until the end of the block."""
+        before = [self._running[w] for w in ranks if w in self._running]
+        try:
+            for workload in before:
+                self._put_running(replace(workload, rank=ranks[workload.id]))
+            yield
+        finally:
+            for workload in before:
+                self._put_running(workload)
+
+    def _put_running(self, workload: RunningWorkload) -> None:
+        self._running[workload.id] = workload
+        region = self._live[workload.id].region
+        self.regions[region].put_running(workload)
+        self._stale.add(region)
+
+    # ----------------------------------------------------------------------------------------------- reading everything
+
+    def _read_all(self, reader: Reader) -> None:
+        self._clear()
+        self.full_reads += 1
+        self._put_regions(reader.regions())
+        if self._only is None:
+            self._put_tenants(reader)
+            batch: list[QueuedRow] = []
+            for row in reader.queue():
+                batch.append(row)
+                if len(batch) == _READ_AT_ONCE:
+                    self.queue.put_workloads(batch)
+                    batch = []
+            self.queue.put_workloads(batch)
+        for machine in reader.fleet():
+            self._put_machine(machine.id, machine)
+        live = [a for a in reader.live_attempts() if self._concerns(a.region)]
+        self._put_attempts([], live, reader.live_holdings())
+        if self._only is None:
+            self._read_history(reader)
+
+    def _put_tenants(self, reader: Reader) -> None:
+        self.queue.put_tenants(
+            TenantState(t.name, t.level, {k: int(v) for k, v in t.quota_gpus.items()}, t.quota_cpus_milli, 0.0)
+            for t in reader.tenants()
+        )
+
+    def _put_regions(self, names: Iterable[str]) -> None:
+        wanted = [name for name in names if self._only is None or name in self._only]
+        for name in self.regions.keys() - set(wanted):
+            del self.regions[name], self._planners[name]
+        for name in wanted:
+            if name not in self.regions:
+                self.regions[name] = Region(name)
+                self._planners[name] = Planner(self.regions[name])
+
+    def _read_history(self, reader: Reader) -> None:
+        since_us = microseconds(self.now_s - self._settings.fair_window_s)
+        for use in reader.use(since_us):
+            self.queue.add_use(use.tenant, use.awarded_us, use.released_us, _amount(use.gpu_types, use.cpus_milli))
+
+    # --------------------------------------------------------------------------------------------------- following
+
+    def _follow(self, reader: Reader, news: Collection[changes.Change]) -> None:
+        keys: dict[str, set[str]] = defaultdict(set)
+        attempts = set()
+        for kind, key, attempt in news:
+            keys[kind].add(key)
+            if kind == "attempt" and attempt is not None:
+                attempts.add((key, attempt))
+        if "region" in keys:
+            self._put_regions(reader.regions())
+        if self._only is None:
+            if "tenant" in keys:
+                self._put_tenants(reader)
+            workloads = keys["workload"] | keys["moved"]
+            if workloads:
+                self.queue.put_workloads(reader.workloads(workloads), keys["moved"])
+                # A placed workload has its wish from there.
+                attempts |= {(w, self._live[w].attempt) for w in workloads & self._live.keys()}
+        if keys["machine"]:
+            found = {m.id: m for m in reader.machines(keys["machine"])}
+            for id_ in sorted(keys["machine"]):
+                self._put_machine(id_, found.get(id_))
+        if attempts:
+            self._follow_attempts(reader, attempts)
+        if self._only is None and "history" in keys:
+            self.queue.forget_use(self._live.values())
+            self._read_history(reader)
+
+    def _follow_attempts(self, reader: Reader, keys: set[tuple[str, int]]) -> None:
+        found = [a for a in reader.attempts(keys) if self._concerns(a.region)]
+        gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
+        for a in found:
+            if a.released_us is not None and self._only is None:
+                self.queue.add_use(a.tenant, a.awarded_us, a.released_us, _held_by(a))
+        live = [a for a in found if a.released_us is None]
+        self._put_attempts(gone, live, reader.holdings([(a.workload, a.attempt) for a in live]) if live else ())
+
+    def _put_attempts(
+        self, gone: Iterable[AttemptRow], live: Iterable[AttemptRow], holdings: Iterable[HoldingRow]
+    ) -> None:
+        if self._only is None:
+            self.queue.put_attempts(gone, live)
+        for a in gone:
+            del self._live[a.workload]
+            self._running.pop(a.workload, None)
+            if a.region in self.regions:
+                self.regions[a.region].drop_running(a.workload)
+        held: dict[str, list[Holding]] = defaultdict(list)
+        for h in holdings:
+            held[h.workload].append(Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes))
+        for a in live:
+            self._live[a.workload] = a
+            if a.workload in held and a.region in self.regions:
+                self._put_running(self._as_running(a, tuple(held[a.workload])))
+
+    def _concerns(self, region: str) -> bool:
+        return self._only is None or region in self._only
+
+    def _as_running(self, a: AttemptRow, held: tuple[Holding, ...]) -> RunningWorkload:
+        started_s = seconds(a.awarded_us if a.started_us is None else a.started_us)
+        return RunningWorkload(
+            id=a.workload,
+            rank=a.rank,
+            started_at_s=started_s,
+            holdings=held,
+            last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
+            evictable=a.ready and not a.evicting,
+            protected_until_s=started_s + self._settings.min_runtime_s,
+            attempt=a.attempt,
+        )
+
+    def _put_machine(self, id_: str, row: MachineRow | None) -> None:
+        before = self._region_of.pop(id_, None)
+        if before is not None and before in self.regions and (row is None or row.region != before or not row.open):
+            self.regions[before].drop_machine(id_)
+        if self._only is None:
+            self.queue.put_machine(id_, row)
+        if row is None or row.region not in self.regions:
+            return
+        self._region_of[id_] = row.region
+        if row.open:
+            self.regions[row.region].put_machine(
+                MachineState(
+                    id_, row.cluster, row.rack, row.gpu_type, row.gpus, row.free_gpus, row.free_cpus_milli,
+                    row.free_memory_bytes, row.cpus_milli, row.memory_bytes,
+                )
+            )  # fmt: skip
+
+
+def _amount(gpu_types: Mapping[str, int], cpus_milli: int) -> Amount:
+    return sum(int(n) for n in gpu_types.values()), cpus_milli
+
+
+def _held_by(a: AttemptRow) -> Amount:
+    return _amount(a.gpu_types, a.cpus_milli)

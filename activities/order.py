@@ -1,0 +1,102 @@
+"""A scan's queue as it stays while auctions go on: in batches for the regions, and packed for whoever reads it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from domain.priority import OVER_QUOTA_RANK
+from domain.reasons import Reason
+from gms.columns import Queue, Rows
+from gms.scan import Scan
+from infra.db import published
+from infra.db.models import ScanBatch
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One queued workload of a batch."""
+
+    workload: str
+    rank: int
+    gpu_types: tuple[tuple[str, ...], ...] | None
+    """For each job, the GPU types on which its tenant has quota for it; None: all that it asked for."""
+    reason: Reason | None
+    """Why it is over-quota, if it is."""
+
+    def to_json(self) -> list[Any]:
+        """As a region reads it."""
+        return [self.workload, self.rank, self.gpu_types, self.reason.to_json() if self.reason else None]
+
+    @classmethod
+    def from_json(cls, body: Sequence[Any]) -> "Entry":
+        """What `to_json` gave."""
+        workload, rank, types, reason = body
+        narrowed = None if types is None else tuple(tuple(t) for t in types)
+        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None)
+
+
+class Order:
+    """The order that a scan found, whatever happens to the queue afterwards."""
+
+    def __init__(self, number: int, now_s: float, scan: Scan) -> None:
+        self.number = number
+        self.now_s = now_s
+        self._scan = replace(scan, queue=_kept(scan.queue))
+
+    def __len__(self) -> int:
+        return len(self._scan.order)
+
+    def entries(self, first: int, count: int) -> list[Entry]:
+        """Those of a batch, in order."""
+        queue, found = self._scan.queue, []
+        for row in self._scan.order[first : first + count].tolist():
+            ranked = self._scan.ranked(row)
+            asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
+            narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
+            found.append(Entry(ranked.id, ranked.rank, narrowed, ranked.reason))
+        return found
+
+    def published(self) -> published.Queue:
+        """All of it, to be read by others."""
+        scan, queue = self._scan, self._scan.queue
+        rank = scan.rank[scan.order]
+        over = scan.order[rank == OVER_QUOTA_RANK]
+        types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
+        return published.Queue(
+            self.number,
+            self.now_s,
+            [published.Quota(t.name, t.quota_gpus, t.quota_cpus_milli) for t in queue.tenants],
+            types,
+            queue.pending.id[scan.order],
+            rank,
+            scan.credit[scan.order],
+            queue.pending.columns["tenant"][scan.order],
+            scan._lacks[over],
+            scan._used[over],
+            scan._needed[over],
+        )
+
+
+def _kept(queue: Queue) -> Queue:
+    kept = Queue()
+    kept.tenants, kept.gangs, kept.pending = queue.tenants, queue.gangs, Rows()
+    kept.pending.at_s, kept.pending.id = queue.pending.at_s.copy(), queue.pending.id.copy()
+    kept.pending.columns = {name: np.copy(column) for name, column in queue.pending.columns.items()}
+    return kept
+
+
+def put_batch(session: Session, scan: int, first: int, entries: Sequence[Entry]) -> None:
+    """Puts a batch where regions find it."""
+    row = insert(ScanBatch).values(scan=scan, first=first, entries=[e.to_json() for e in entries])
+    session.execute(row.on_conflict_do_nothing())
+
+
+def batch(session: Session, scan: int, first: int) -> list[Entry]:
+    """The entries of a batch; none where it is gone, because another scan came or Postgres crashed."""
+    found = session.scalar(select(ScanBatch.entries).where(ScanBatch.scan == scan, ScanBatch.first == first))
+    return [Entry.from_json(body) for body in found or ()]

@@ -1,0 +1,35 @@
+"""Why workloads wait: every region's reason, written where it is not what is written already."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Engine, select, text
+
+from domain.phases import QUEUED_PHASES
+from domain.reasons import Reason
+from infra.db.models import Waiting
+from infra.db.session import transaction
+
+_WRITE = text(
+    # Locked first: who is awarded or ends at the same moment gets no reasons afterwards.
+    "with queued as (select id from workload where id = any(:ids) and phase = any(:phases) order by id for update)"
+    " insert into waiting (workload, reasons)"
+    " select n.id, n.body::jsonb from unnest(cast(:ids as text[]), cast(:bodies as text[])) as n (id, body)"
+    " join queued on queued.id = n.id order by n.id"
+    " on conflict (workload) do update set reasons = excluded.reasons, at = now()"
+)
+
+
+def explain(engine: Engine, waiting: Mapping[str, Sequence[Reason]]) -> None:
+    """Publishes why workloads wait, each with its reasons in order; those that wait no more get none."""
+    if not waiting:
+        return
+    bodies = {workload: {"reasons": [r.to_json() for r in reasons]} for workload, reasons in waiting.items()}
+    with transaction(engine) as session:
+        known = dict(
+            session.execute(select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_(sorted(bodies)))).all()
+        )
+        new = {workload: body for workload, body in bodies.items() if known.get(workload) != body}
+        if new:
+            texts = [json.dumps(body) for body in new.values()]
+            session.execute(_WRITE, {"ids": list(new), "phases": sorted(QUEUED_PHASES), "bodies": texts})

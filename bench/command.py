@@ -1,0 +1,141 @@
+"""The command: which suites, and where their figures go. JSON lines on stdout, progress and the table on stderr."""
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import ROUNDS, Bench, Figure, Suite, Unfit, missing
+
+EXIT_SHORT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+SUITES = {
+    "gms-scan": "gms_scan",
+    "gms-reference": "gms_reference",
+    "gms-tick": "gms_tick",
+    "rms-bid": "rms_bid",
+    "rms-preempt": "rms_preempt",
+    "rms-grow": "rms_grow",
+    "award": "award",
+    "end-to-end": "end_to_end",
+    "memory": "memory",
+}
+"""Name to module, in the order in which they run."""
+_PLAIN_WIDTH = 160
+
+
+def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
+    """The suites that `asked` (comma separated names or beginnings of names) selects; None: all.
+
+    Raises:
+        click.UsageError: a part selects none.
+    """
+    if asked is None:
+        return list(names)
+    picked: set[str] = set()
+    for part in (p.strip() for p in asked.split(",")):
+        found = {part} if part in names else {name for name in names if part and name.startswith(part)}
+        if not found:
+            raise click.UsageError(f"suite {part!r}: there is none; there are {', '.join(names)}")
+        picked |= found
+    return [name for name in names if name in picked]
+
+
+def load(names: Sequence[str], modules: Mapping[str, str] = SUITES) -> list[Suite]:
+    """The suites of those names: each is the `SUITE` of its module."""
+    return [import_module(f"bench.{modules[name]}").SUITE for name in names]
+
+
+class Progress:
+    """How far it is: one line that is written over on a terminal, lines elsewhere. No thread that would disturb."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self.suite = ""
+
+    def __call__(self, text: str) -> None:
+        """Says where the suite is."""
+        line = f"{self.suite}: {text}"
+        self._stream.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Leaves an empty line on a terminal."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def run(suites: Sequence[Suite], rounds: int, outputs: Sequence[IO[str]]) -> int:
+    """Runs suites one after the other, writes each figure to all `outputs` at once, shows the table; the exit code."""
+    progress = Progress(sys.stderr)
+    figures: list[Figure] = []
+    interrupted = False
+    for suite in suites:
+        progress.suite = suite.name
+        try:
+            for figure in suite.run(Bench(rounds, progress)):
+                figures.append(figure)
+                progress.clear()
+                for output in outputs:
+                    print(figure.to_json(), file=output, flush=True)
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+        except Unfit as error:
+            progress.clear()
+            print(f"{suite.name}: {error}", file=sys.stderr)
+        except Exception:
+            progress.clear()
+            print(f"{suite.name}: failed", file=sys.stderr)
+            traceback.print_exc()
+    progress.clear()
+    absent = list(missing(suites, figures))
+    show(figures, absent, Console(stderr=True, highlight=False))
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_SHORT if absent or any(figure.holds is False for figure in figures) else 0
+
+
+def show(figures: Sequence[Figure], absent: Sequence[str], console: Console) -> None:
+    """The table, and the lines that have no figure."""
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    table = Table(box=None, pad_edge=False)
+    for name in ("suite", "line", "ratio", "bar", "", "medians"):
+        table.add_column(name, justify="right" if name == "ratio" else "left", overflow="fold")
+    for f in figures:
+        bar = "" if f.line.bar is None else f"{'≥' if f.line.at_least else '≤'} {f.line.bar:g}"
+        word, style = {True: ("holds", "green"), False: ("FALLS SHORT", "bold red"), None: ("", "dim")}[f.holds]
+        amounts = ", ".join(f"{name} {value:.4g}" for name, value in f.absolute.items())
+        table.add_row(f.suite, f.line.name, f"{f.ratio:.3g}", bar, word, amounts, style=style)
+    console.print(table)
+    for line in absent:
+        console.print(f"missing  {line}", style="bold red", markup=False)
+
+
+@contextlib.contextmanager
+def _outputs(path: Path | None) -> Iterator[list[IO[str]]]:
+    if path is None:
+        yield [sys.stdout]
+        return
+    with path.open("w") as file:
+        yield [sys.stdout, file]
+
+
+@click.command()
+@click.option("--suite", metavar="NAMES", help="Comma separated; a beginning such as `rms` selects all with it.")
+@click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="After the warm-up.")
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON lines here too.")
+def bench(suite: str | None, rounds: int, path: Path | None) -> None:
+    """Measure, and compare with the bars. Exit code 1: a line falls short or is missing; 130: interrupted."""
+    names = chosen(suite, list(SUITES))
+    with _outputs(path) as outputs:
+        sys.exit(run(load(names), rounds, outputs))

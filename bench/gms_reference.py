@@ -1,0 +1,41 @@
+"""gms-reference: 10,000 workloads of 50 tenants, the columns against the plain reference (`gms.reference`).
+
+The reference reads plain Python values and gives plain Python values. The first line compares with the pass over the
+columns, which is all that a tick needs; the second one also makes a value of every workload, as the reference does. The
+queue is `bench.queues`'s, and both must give the same result.
+"""
+
+from collections.abc import Iterator
+
+from bench import queues
+from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, timed
+from gms import reference
+from gms.columns import Queue
+from gms.scan import scan_queue
+
+WORKLOADS, TENANTS = 10_000, 50
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """Both figures."""
+    snapshot = queues.queue(WORKLOADS, TENANTS)
+    queue = Queue.of(snapshot)
+    if scan_queue(queue, snapshot.now_s, snapshot.weights).result() != reference.scan(snapshot):
+        raise Unfit("the columns and the reference differ")
+    found = medians(
+        interleave(
+            bench,
+            {
+                "scan_s": timed(lambda: scan_queue(queue, snapshot.now_s, snapshot.weights), 20),
+                "reference_s": timed(lambda: reference.scan(snapshot)),
+                "values_s": timed(lambda: scan_queue(queue, snapshot.now_s, snapshot.weights).result()),
+            },
+        )
+    )
+    sizes = {"pending": WORKLOADS, "placed": len(queue.placed), "tenants": TENANTS}
+    for line, name in zip(SUITE.lines, ("scan_s", "values_s"), strict=True):
+        absolute = {key: found[key] for key in (name, "reference_s")}
+        yield Figure(SUITE.name, line, found["reference_s"] / found[name], absolute, bench.rounds, sizes)
+
+
+SUITE = Suite("gms-reference", (Line("times faster", 20, True), Line("times faster, as values", None, True)), run)

@@ -1,0 +1,122 @@
+"""memory: how much a process grows from empty to 1,000,000 pending workloads and 84,000 machines.
+
+Against the bytes of the columns. Each round is a process of its own: it loads all code with a small queue and region
+and looks at its resident memory (VmRSS), takes the queue (`bench.queues`) and the machines from a log, 10,000 rows at a
+time, scans and refreshes once, lets go of what it read, and looks again. Told beside it is `in_use`: the growth without
+the freed memory that the C library keeps for later.
+
+Columns are: of the queue the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads' names)
+and the flat arrays of its gangs; of the region the arrays of `Machines` and `Holders`. Names of machines, dictionaries
+by name and whatever else is kept are no columns: the ratio shows them. The 84,000 machines are 20 clusters, each with
+1,000 of 8 GPUs and 3,200 without.
+"""
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from activities.warm import warm
+from bench import queues, regions
+from bench.harness import Bench, Figure, Line, Suite, interleave, medians
+from domain.scheduling import MachineState
+from gms.columns import Change, Queue
+from gms.scan import scan_queue
+from infra.memory import give_back_freed_memory
+from rms.region import Region
+
+WORKLOADS, TENANTS = 1_000_000, 500
+GPU_MACHINES, CPU_MACHINES = 1000, 3200
+CHUNK = 10_000
+
+
+def resident_bytes() -> int:
+    """VmRSS of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise OSError("/proc/self/status has no VmRSS")
+
+
+def _machines() -> Iterator[MachineState]:
+    for c in range(regions.CLUSTERS):
+        for i in range(GPU_MACHINES):
+            yield regions.machine(f"c{c:02}", i, True, 8, 96_000, 1 << 40)
+        for i in range(CPU_MACHINES):
+            yield regions.machine(f"c{c:02}", i, False, 0, 64_000, 1 << 38)
+
+
+def _fill(queue: Queue, region: Region, workloads: int) -> None:
+    rng = np.random.default_rng(1)
+    gangs = queues.gangs(rng)
+    sample = queues.draw(rng, 10 * TENANTS, TENANTS, gangs)
+    queue.set_tenants(queues.tenants(rng, TENANTS, sample, sample))
+    for first in range(0, workloads, CHUNK):
+        drawn = queues.draw(rng, min(CHUNK, workloads - first), TENANTS, gangs)
+        queue.apply([Change(w.submitted_at_s, w.id, w) for w in queues.pending(drawn, first)], [])
+    for machine in _machines():
+        region.put_machine(machine)
+    region.refresh(queues.NOW_S)
+    scan_queue(queue, queues.NOW_S, queues.WEIGHTS)
+
+
+def _bytes(arrays: Iterable[object]) -> int:
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+def column_bytes(queue: Queue, region: Region) -> dict[str, int]:
+    """Bytes of the columns of each."""
+    of_queue = queue.pending.nbytes + queue.placed.nbytes + _bytes(queue.gangs.demand) + _bytes(queue.holdings.held)
+    return {"queue": of_queue, "region": _bytes(region.machines) + _bytes(region.holders)}
+
+
+def measure(workloads: int) -> Mapping[str, int]:
+    """In a process of its own: the growth of its resident memory, and the bytes of the columns.
+
+    `used` is the growth without what the C library keeps of what was freed (malloc_trim); the figure is with it.
+    """
+    give_back_freed_memory()  # As a worker does.
+    warm()
+    queue, region = Queue(), Region("here")
+    _fill(Queue(), Region("small"), 1000)
+    gc.collect()
+    before = resident_bytes()
+    _fill(queue, region, workloads)
+    gc.collect()
+    after = resident_bytes()
+    ctypes.CDLL(None).malloc_trim(0)
+    return {"grown": after - before, "used": resident_bytes() - before, **column_bytes(queue, region)}
+
+
+def _in_a_process() -> Mapping[str, float]:
+    command = [sys.executable, "-c", f"from bench.memory import main; main({WORKLOADS})"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True)
+    found = json.loads(done.stdout)
+    columns = found["queue"] + found["region"]
+    return {
+        "grown_mb": found["grown"] / 1e6,
+        "in_use_mb": found["used"] / 1e6,
+        "columns_mb": columns / 1e6,
+        "queue_columns_mb": found["queue"] / 1e6,
+        "region_columns_mb": found["region"] / 1e6,
+    }
+
+
+def main(workloads: int) -> None:
+    """Prints what `measure` finds."""
+    print(json.dumps(measure(workloads)))
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """One figure."""
+    found = medians(interleave(bench, {"process": _in_a_process}, warm_ups=0))
+    sizes = {"pending": WORKLOADS, "machines": regions.CLUSTERS * (GPU_MACHINES + CPU_MACHINES)}
+    yield Figure(SUITE.name, SUITE.lines[0], found["grown_mb"] / found["columns_mb"], found, bench.rounds, sizes)
+
+
+SUITE = Suite("memory", (Line("growth over columns", 2),), run)

@@ -1,0 +1,49 @@
+"""A Postgres for one suite: the embedded one as `mizzen up` runs it, with its settings (fsync on), gone afterwards."""
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from bench.harness import Unfit
+from infra.stack.ports import free_port
+from infra.stack.postgres import EmbeddedPostgres
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """URL of an empty database. Its files are below the current folder: a temporary one may be in memory.
+
+    Raises:
+        Unfit: its commits would not wait for the disk.
+    """
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
+        server = EmbeddedPostgres(Path(folder), free_port())
+        server.initialise()
+        # In a session of its own: a Ctrl-C is ours to pass on.
+        process = subprocess.Popen(
+            server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            server.wait_ready(process)
+            _check(server.url)
+            yield server.url
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _check(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        for name in ("fsync", "synchronous_commit"):
+            found = connection.execute("select current_setting(%s)", (name,)).fetchone()
+            if found != ("on",):
+                raise Unfit(f"{name} is {found}, must be on")

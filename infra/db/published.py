@@ -1,0 +1,161 @@
+"""The queue as the last scan published it: packed columns, one write a publication, read without any scheduler."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Publication
+
+NAME = "queue"
+"""The publication's name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One workload as the scan ranked it."""
+
+    position: int
+    """From 1."""
+    rank: int
+    level: int
+    over_quota: bool
+    credit: float
+    reason: Reason | None
+    """Why it is over-quota, if it is."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A tenant's quota as the scan saw it."""
+
+    tenant: str
+    gpus: Mapping[str, int]
+    cpus_milli: int | None
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A scan's queue. Columns are by position; those about quota have a row for each over-quota workload, in order."""
+
+    scan: int
+    scanned_at_s: float
+    quotas: Sequence[Quota]
+    types: Sequence[str]
+    """GPU types, by number."""
+    ids: npt.NDArray[np.bytes_]
+    rank: npt.NDArray[np.int8]
+    credit: npt.NDArray[np.float64]
+    tenant: npt.NDArray[np.int32]
+    """Its number in `quotas`."""
+    lacks: npt.NDArray[np.int16]
+    """The number of the GPU type of which there is too little quota; above all: CPUs."""
+    used: npt.NDArray[np.int64]
+    needed: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def find(self, workload: str) -> Entry | None:
+        """A workload's entry; None where the scan did not rank it."""
+        rows = np.flatnonzero(self.ids == workload.encode())
+        return self.entry(int(rows[0])) if len(rows) else None
+
+    def entry(self, row: int) -> Entry:
+        """The entry at a row, from 0."""
+        rank = int(self.rank[row])
+        over = rank == OVER_QUOTA_RANK
+        reason = self._reason(row) if over else None
+        return Entry(row + 1, rank, LOWEST_LEVEL if over else rank, over, float(self.credit[row]), reason)
+
+    def _reason(self, row: int) -> Reason:
+        place = int(np.count_nonzero(self.rank[:row] == OVER_QUOTA_RANK))
+        quota = self.quotas[int(self.tenant[row])]
+        lacks, used, needed = int(self.lacks[place]), int(self.used[place]), int(self.needed[place])
+        numbers: tuple[float, ...] = _cores(used), _cores(quota.cpus_milli or 0), _cores(needed)
+        resource = "cpus"
+        if lacks < len(self.types):
+            resource = self.types[lacks]
+            numbers = used, quota.gpus.get(resource, 0), needed
+        names = ("tenant", "resource", "used", "quota", "needs")
+        return Reason(ReasonCode.QUOTA_EXCEEDED, dict(zip(names, (quota.tenant, resource, *numbers), strict=True)))
+
+    def of_tenant(self, tenant: str | None) -> Iterable[tuple[int, str]]:
+        """Rows and ids in queue order; those of one tenant, if one is named."""
+        numbers = [n for n, quota in enumerate(self.quotas) if tenant in (None, quota.tenant)]
+        rows = range(len(self)) if tenant is None else np.flatnonzero(np.isin(self.tenant, numbers)).tolist()
+        return ((row, bytes(self.ids[row]).decode()) for row in rows)
+
+
+NOTHING = Queue(
+    0, 0.0, (), (), np.empty(0, "S1"), np.empty(0, np.int8), np.empty(0), np.empty(0, np.int32), np.empty(0, np.int16),
+    np.empty(0, np.int64), np.empty(0, np.int64),
+)  # fmt: skip
+_COLUMNS = ("ids", "credit", "used", "needed", "tenant", "lacks", "rank")
+
+
+def publish(session: Session, queue: Queue, counters: Mapping[str, int]) -> None:
+    """Replaces what is published by a scan's queue, unless that is newer; `counters` are the auctions' so far."""
+    columns = [getattr(queue, name) for name in _COLUMNS]
+    body = {
+        "scan": queue.scan,
+        "scanned_at_s": queue.scanned_at_s,
+        "quotas": [[q.tenant, dict(q.gpus), q.cpus_milli] for q in queue.quotas],
+        "types": list(queue.types),
+        "columns": [[c.dtype.str, len(c)] for c in columns],
+        "counters": dict(counters),
+    }
+    new = insert(Publication).values(name=NAME, body=body, columns=b"".join(c.tobytes() for c in columns))
+    session.execute(
+        new.on_conflict_do_update(
+            index_elements=["name"],
+            set_={"body": new.excluded.body, "columns": new.excluded.columns, "at": func.clock_timestamp()},
+            where=(func.coalesce(Publication.body["scan"].as_integer(), 0) <= new.excluded.body["scan"].as_integer()),
+        )
+    )
+
+
+def load(session: Session) -> Queue:
+    """What is published; nothing before the first scan."""
+    row = session.execute(select(Publication.body, Publication.columns).where(Publication.name == NAME)).one_or_none()
+    return NOTHING if row is None or row.columns is None else _unpack(row.body, row.columns)
+
+
+def _unpack(body: Mapping[str, Any], packed: bytes) -> Queue:
+    columns, at = {}, 0
+    for name, (kind, length) in zip(_COLUMNS, body["columns"], strict=True):
+        columns[name] = np.frombuffer(packed, np.dtype(kind), length, at)
+        at += columns[name].nbytes
+    quotas = [Quota(*quota) for quota in body["quotas"]]
+    return Queue(body["scan"], body["scanned_at_s"], quotas, body["types"], **columns)
+
+
+class Newest:
+    """The publication as a process reads it again and again: only when there is another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[object, Queue] = (None, NOTHING)
+
+    def load(self, session: Session) -> Queue:
+        """What is published now."""
+        at = session.scalar(select(Publication.at).where(Publication.name == NAME))
+        with self._lock:
+            if at is None:
+                return NOTHING
+            if self._kept[0] != at:
+                self._kept = (at, load(session))
+            return self._kept[1]
+
+
+def _cores(cpus_milli: int) -> float:
+    """Cores; an int where they are whole, so that sentences read `16` and not `16.0`."""
+    return cpus_milli / 1000 if cpus_milli % 1000 else cpus_milli // 1000

@@ -1,0 +1,57 @@
+"""A region as though all of its clusters were one, for jobs whose tasks may run in several (MAST 4.6 cannot).
+
+The last resort: it is looked at only for a job that no single cluster can take, first as things are and then with
+evictions. So the columns are laid out anew each time, which costs about as much as a few bids, and nothing has to be
+kept up to date for it.
+"""
+
+import numpy as np
+
+from rms.arrays import I4
+from rms.holders import Holders
+from rms.machines import Machines
+from rms.region import Region
+
+
+def merged(region: Region) -> tuple[Machines, Holders, I4]:
+    """Columns with one cluster, and the region's row for each of their rows. Racks stay those of their clusters."""
+    machines, holders = region.machines, region.holders
+    kind_type = machines.kind_type[machines.kind]
+    rows = np.lexsort((machines.by_id, machines.rack, kind_type)).astype(np.int32)
+    types, first, kind = np.unique(kind_type[rows], return_index=True, return_inverse=True)
+    to_kind = np.searchsorted(types, machines.kind_type)
+    kind_free = np.zeros((3, len(types)), np.int64)
+    kind_held = np.zeros((len(holders.kind_held), 3, len(types)), np.int64)
+    for old, new in enumerate(to_kind.tolist()):
+        kind_free[:, new] += machines.kind_free[:, old]
+        kind_held[:, :, new] += holders.kind_held[:, :, old]
+    one = Machines(
+        free=np.ascontiguousarray(machines.free[:, rows]),
+        coarse=np.ascontiguousarray(machines.coarse[:, rows]),
+        total=np.ascontiguousarray(machines.total[:, rows]),
+        rack=machines.rack[rows],
+        by_id=machines.by_id[rows],
+        kind=kind.astype(np.int32),
+        kind_at=np.append(first, len(rows)).astype(np.int32),
+        kind_free=kind_free,
+        kind_type=types.astype(np.int32),
+        kind_cluster=np.zeros(len(types), np.int32),
+        cluster_at=np.array([0, len(types)], np.int32),
+        version=np.zeros(1, np.int64),
+        clock=np.zeros(1, np.int64),
+    )
+    to_row = np.empty(len(rows), np.int32)
+    to_row[rows] = np.arange(len(rows))
+    there = np.flatnonzero(holders.last > holders.first)
+    keys = (*holders.words[there].T[::-1], holders.started_at_s[there], -holders.rank[there].astype(np.int64))
+    scan = there[np.lexsort(keys)].astype(np.int32)
+    return (
+        one,
+        holders._replace(
+            machine=to_row[holders.machine] if len(rows) else holders.machine,
+            kind_held=kind_held,
+            scan=scan.reshape(1, -1),
+            scanned=np.array([len(scan)], np.int32),
+        ),
+        rows,
+    )

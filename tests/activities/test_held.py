@@ -1,0 +1,363 @@
+"""What a process holds decides as everything read anew would, after whatever happened in whichever order."""
+
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, delete, select, text
+
+import gms.scan
+import rms.bid
+from activities.bids import Asked, placement_request, region_bid
+from activities.held import Held
+from activities.order import Entry
+from domain.ask import Ask, ask_of
+from domain.phases import Phase
+from domain.protocol import DryRunRequest
+from domain.scheduling import Bid, RegionSnapshot, ScanResult
+from domain.spec import WorkloadSpec
+from infra.db import changes
+from infra.db.migrate import upgrade
+from infra.db.models import Attempt, Change, Eviction, Machine, Region, Tenant, Workload
+from infra.db.session import open_engine, transaction
+from infra.stack.ports import free_port
+from infra.stack.postgres import EmbeddedPostgres
+from tests.activities import oracle
+from tests.activities.test_walk import Walk
+from tests.activities.world import World, job
+
+PROBES = [
+    (job(gpus=1),), (job(gpus=4),), (job(tasks=3, gpus=2),), (job(tasks=2, gpus=4), job("b", gpus=0, cpus_milli=9000)),
+    (job(gpus=0, cpus_milli=15_000),), (job(gpus=2, types=("h100", "a100")),),
+]  # fmt: skip
+"""Gangs that bids are compared for, at several ranks."""
+
+
+def agree(world: World, held: Held) -> None:
+    """The scan and the bids of what is held are those of everything read anew, at the same moment."""
+    with held.current(), transaction(world.engine, isolation="REPEATABLE READ") as session:
+        settings = world.settings.scheduler
+        _same_scan(held, gms.scan.scan(oracle.queue_snapshot(session, settings, held.now_s)))
+        assert set(held.regions) == set(session.scalars(select(Region.name)))
+        for region in sorted(held.regions):
+            state = oracle.region_snapshot(session, region, settings, held.now_s)
+            assert _bids(held, region) == _plain_bids(state), region
+
+
+def _same_scan(held: Held, plain: ScanResult) -> None:
+    found = held.queue.scan(held.now_s).result()
+    assert [replace(r, credit=0.0) for r in found.queue] == [replace(r, credit=0.0) for r in plain.queue]
+    # Shares of use are exact here, and summed up in floating point there.
+    assert [r.credit for r in found.queue] == pytest.approx([r.credit for r in plain.queue], rel=1e-9, abs=1e-9)
+    assert found.placed_ranks == plain.placed_ranks
+
+
+def _requests() -> Iterator[Asked]:
+    for jobs in PROBES:
+        for rank in (1, 4, 8):
+            ask = Ask(tuple(j.request() for j in jobs))
+            entry = Entry("~probe", rank, None, None)
+            yield Asked(entry, ask, placement_request(entry, ask), {})
+
+
+def _bids(held: Held, region: str) -> list[Bid]:
+    return [replace(region_bid(held.planner(region), a), victim_attempts={}) for a in _requests()]
+
+
+def _plain_bids(state: RegionSnapshot) -> list[Bid]:
+    return [rms.bid.bid(state, a.request) for a in _requests()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_path: Path, seed: int) -> None:
+    """After each of many random operations the held columns give the same ranks, plans, victims and reasons."""
+    chance = random.Random(seed)
+    world = World(database, tmp_path)
+    walk = Walk(world, seed)
+    held = Held(world.engine, world.settings.scheduler)
+    others: list[Callable[[], None]] = [
+        lambda: _touch(world, chance), lambda: _abort(world, chance), lambda: _quota(world, chance),
+        lambda: _forget(world), lambda: _end(world, chance), lambda: _move(world, chance),
+    ]  # fmt: skip
+    for _ in range(70):
+        for _ in range(chance.randrange(1, 4)):
+            chance.choice([walk.step, walk.step, walk.step, *others])()
+        agree(world, held)
+    assert held.full_reads < 25 and world.held.full_reads < 25
+
+
+def _touch(world: World, chance: random.Random) -> None:
+    """A placed workload has run for longer, or has saved a checkpoint."""
+    with world.session() as session:
+        live = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)).order_by(Attempt.workload)).all()
+        if live:
+            attempt = chance.choice(live)
+            column = chance.choice(["started_at", "checkpoint_at", "awarded_at"])
+            setattr(attempt, column, text(f"now() - interval '{chance.randrange(9000)} seconds'"))
+
+
+def _abort(world: World, chance: random.Random) -> None:
+    """Much is changed, and nothing is."""
+    with pytest.raises(RuntimeError), world.session() as session:
+        session.execute(text("update workload set level = 7, held_by = 'x'"))
+        session.execute(text("update machine set draining = true"))
+        raise RuntimeError
+
+
+def _quota(world: World, chance: random.Random) -> None:
+    world.alter(Tenant, "poor", quota_gpus={"a100": chance.randrange(6)}, level=chance.randrange(1, 7))
+
+
+def _forget(world: World) -> None:
+    """Old changes are deleted: those who have not seen them read everything."""
+    with world.session() as session:
+        changes.forget(session, timedelta(0))
+
+
+def _end(world: World, chance: random.Random) -> None:
+    """A workload that ended is deleted with its history, or what it used turns out to have been otherwise."""
+    with world.session() as session:
+        over = session.scalars(select(Workload.id).where(Workload.finished_at.is_not(None)).order_by(Workload.id)).all()
+        released = session.scalars(
+            select(Attempt).where(Attempt.released_at.is_not(None)).order_by(Attempt.workload, Attempt.attempt)
+        ).all()
+        if released and chance.random() < 0.5:
+            chance.choice(released).awarded_at = text("awarded_at - interval '1 hour'")
+        elif over:
+            gone = chance.choice(over)
+            session.execute(delete(Eviction).where((Eviction.victim == gone) | (Eviction.evictor == gone)))
+            session.execute(text("update attempt set outcome = null where workload = :w"), {"w": gone})
+
+
+def _move(world: World, chance: random.Random) -> None:
+    """A queued workload is older than it was, or wishes another level."""
+    with world.session() as session:
+        queued = session.scalars(
+            select(Workload).where(Workload.phase.in_(["pending", "preempted"])).order_by(Workload.id)
+        ).all()
+        if queued:
+            row = chance.choice(queued)
+            row.submitted_at = text(f"now() - interval '{chance.randrange(9000)} seconds'")
+            row.level = chance.choice([None, 5, 7])
+
+
+def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: World) -> None:
+    """Whatever is read between the commits of several writers, nothing is missed in the end or counted twice."""
+    for region in ("east", "west"):
+        world.region(region)
+        for n in range(3):
+            world.machine(f"{region}/c/m{n}", 8)
+    held = Held(world.engine, world.settings.scheduler)
+    looks = threading.Event()
+
+    def write(number: int) -> None:
+        chance = random.Random(number)
+        own = World(world.engine, world.folder, prefix=f"w{number}")
+        for _ in range(12):
+            name = own.submit(job(gpus=chance.choice([1, 2])))
+            if chance.random() < 0.5:
+                own.alter(Workload, name, held_by="x")
+            with transaction(world.engine) as session:
+                session.execute(text("update machine set draining = not draining where id = 'east/c/m0'"))
+                session.execute(text("select pg_sleep(:s)"), {"s": chance.random() / 50})
+
+    writers = [threading.Thread(target=write, args=[n]) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        with held.current():
+            looks.set()
+    for writer in writers:
+        writer.join()
+    assert looks.is_set() and held.full_reads == 1
+    agree(world, held)
+    with held.current():
+        assert len(held.queue.queue.pending) == 36
+
+
+def test_a_change_that_commits_late_is_seen(world: World) -> None:
+    """A transaction that began before others and commits after them, and after a look, is in the next look."""
+    held = Held(world.engine, world.settings.scheduler)
+    with held.current():
+        pass
+    with transaction(world.engine) as early:
+        early.execute(text("insert into workload (id, tenant, name, spec) values ('early', 't', 'early', '{}')"))
+        with transaction(world.engine) as later:
+            later.execute(text("insert into workload (id, tenant, name, spec) values ('later', 't', 'later', '{}')"))
+        with held.current():
+            assert [held.queue.queue.pending.name(0)] == ["later"] and len(held.queue.queue.pending) == 1
+    with held.current():
+        assert len(held.queue.queue.pending) == 2
+    assert held.full_reads == 1
+
+
+def test_who_fell_behind_reads_everything(world: World) -> None:
+    """Whoever has not seen changes that were deleted reads all; who has seen them goes on."""
+    behind, there = (Held(world.engine, world.settings.scheduler) for _ in range(2))
+    for held in (behind, there):
+        with held.current():
+            pass
+    world.submit()
+    with there.current():
+        pass
+    _forget(world)
+    with world.session() as session:
+        assert session.scalars(select(Change)).all() == []
+    for held in (behind, there):
+        agree(world, held)
+    assert (behind.full_reads, there.full_reads) == (2, 1)
+
+
+def test_a_table_that_is_emptied_is_seen(world: World) -> None:
+    """Even a truncation, of which no row tells, is not missed."""
+    world.submit()
+    held = Held(world.engine, world.settings.scheduler)
+    agree(world, held)
+    with world.session() as session:
+        session.execute(text("truncate workload cascade"))
+    with held.current():
+        assert len(held.queue.queue.pending) == 0
+
+
+def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails while changes are taken over, the next look starts from nothing and is right."""
+    world.region("r")
+    world.machine("r/c/m")
+    held = Held(world.engine, world.settings.scheduler)
+    agree(world, held)
+    world.submit()
+    world.machine("r/c/n")
+
+    def fail(*_: object) -> None:
+        raise OSError("no more memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Held, "_put_machine", fail)
+        with pytest.raises(OSError, match="no more memory"), held.current():
+            pass
+    agree(world, held)
+
+
+def test_a_dry_run_disturbs_nothing(world: World) -> None:
+    """What is held after a dry run is what was held before it, also where ranks are not written yet."""
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    world.tenant("high", level=1)
+    low = world.running(job(gpus=4))
+    world.submit(job(gpus=2))
+    world.alter(Workload, low, level=6)
+    spec = WorkloadSpec(name="x", tenant="high", jobs=(job(gpus=4),))
+    with world.held.current() as held:
+        before = held.queue.scan(held.now_s).result(), _bids(held, "r")
+        told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+        after = held.queue.scan(held.now_s).result()
+        assert [r.id for r in after.queue] == [r.id for r in before[0].queue]
+        assert after.placed_ranks == before[0].placed_ranks == {low: 6}
+    assert told.victims == [low]
+    agree(world, world.held)
+
+
+def test_a_region_of_its_own_follows_what_concerns_it(world: World) -> None:
+    """A process that holds one region, and no queue, bids there like one that holds everything."""
+    for region in ("east", "west"):
+        world.region(region)
+        world.machine(f"{region}/c/m")
+    own = Held(world.engine, world.settings.scheduler, ["east"])
+    for gpus in (1, 2, 4, 1):
+        world.running(job(gpus=gpus))
+        world.alter(Machine, "west/c/m", failed_gangs=gpus)
+        with own.current(), world.held.current():
+            own.now_s = world.held.now_s
+            own.regions["east"].refresh(own.now_s)
+            assert list(own.regions) == ["east"] and len(own.queue.queue.pending) == 0
+            assert _bids(own, "east") == _bids(world.held, "east")
+    assert own.full_reads == 1
+
+
+def test_machines_move_and_regions_come_and_go(world: World) -> None:
+    """A machine that registers in another region, and a region that is made or deleted, show at the next look."""
+    world.region("east")
+    world.machine("east/c/m")
+    held = Held(world.engine, world.settings.scheduler)
+    agree(world, held)
+    world.region("west")
+    agree(world, held)
+    world.machine("east/c/m", region="west", incarnation="boot-2")
+    agree(world, held)
+    with world.session() as session:
+        session.execute(text("delete from cluster where region = 'east'"))
+        session.execute(text("delete from region where name = 'east'"))
+    agree(world, held)
+    assert set(held.regions) == {"west"}
+    with world.session() as session:
+        session.execute(text("delete from machine"))
+    agree(world, held)
+
+
+def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
+    """What Postgres derives from a specification is what the schedulers used to read from it."""
+    spec = WorkloadSpec(
+        name="w", tenant="t", jobs=(job("a", tasks=2, gpus=2, types=("h100", "a100")), job("b", gpus=0)),
+        tables=("words", "a \"quoted\" name"), regions_allowed=("east", "west"), regions_excluded=("west",),
+    )  # fmt: skip
+    plain = WorkloadSpec(name="w", tenant="t", jobs=(job(),))
+    with world.session() as session:
+        for given in (spec, plain):
+            derived = session.scalar(text("select workload_ask(cast(:s as jsonb))"), {"s": given.model_dump_json()})
+            ask = ask_of(str(derived))
+            assert (ask.jobs, ask.tables) == (given.requests(), given.tables)
+            for region in ("east", "west", "north"):
+                assert ask.allows_region(region) == given.allows_region(region)
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[tuple[EmbeddedPostgres, Engine, Callable[[], None]]]:
+    """A Postgres of its own, an engine on it, and how to make it crash and start again."""
+    server = EmbeddedPostgres(tmp_path / "postgres", free_port())
+    server.initialise()
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        running.append(subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        server.wait_ready(running[-1])
+
+    def crash() -> None:
+        running[-1].send_signal(signal.SIGQUIT)  # To Postgres: end without writing anything.
+        running[-1].wait(20)
+        start()
+
+    start()
+    engine = open_engine(server.url)
+    upgrade(engine)
+    try:
+        yield server, engine, crash
+    finally:
+        engine.dispose()
+        running[-1].send_signal(signal.SIGINT)
+        running[-1].wait(20)
+
+
+def test_a_crash_of_postgres_is_noticed(
+    fragile: tuple[EmbeddedPostgres, Engine, Callable[[], None]], tmp_path: Path
+) -> None:
+    """The change log does not survive a crash; whoever followed it reads everything, and follows it again."""
+    _, engine, crash = fragile
+    world = World(engine, tmp_path)
+    world.tenant()
+    world.region("r")
+    world.machine("r/c/m")
+    running = world.running(job(gpus=2))
+    agree(world, world.held)
+    reads = world.held.full_reads
+    crash()
+    agree(world, world.held)
+    assert world.held.full_reads == reads + 1
+    world.release(running, Phase.PREEMPTED)
+    agree(world, world.held)
+    assert world.held.full_reads == reads + 1
