@@ -55,7 +55,7 @@ class Settings(_Part):
     objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Level to the longest time from submission or preemption to award; a level that is not there has none."""
     priority_percent: dict[int, float] = Field(
-        default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 0.02}
+        default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
     )
     """How priorities are drawn; what is left of 100 did not specify one, which makes it the lowest level (7)."""
     candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
