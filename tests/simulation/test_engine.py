@@ -4,6 +4,7 @@ import pytest
 
 from simulation.policies import POLICIES
 from simulation.settings import Settings
+from simulation.synthetic import events_per_s, synthetic
 from tests.simulation.worlds import happenings, random_scenario
 
 QUICK = Settings(provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5)
@@ -28,3 +29,13 @@ def test_random_scenarios_evict_and_refuse() -> None:
     assert sum(run.meter.total.preemptions for run in outcomes) > 20
     assert any(over and count for run in outcomes for (_, over), count in run.meter.total.judged.items())
     assert any(wait > 60 for run in outcomes for waits in run.meter.total.waits_s.values() for wait in waits)
+
+
+def test_a_synthetic_scenario_is_for_both_engines() -> None:
+    """Drawn by its seed, full of gangs, and the same events on columns and on the references; speed is measurable."""
+    scene = synthetic(60, machines=6, load=4.0)
+    assert scene == synthetic(60, machines=6, load=4.0) != synthetic(60, seed=1, machines=6, load=4.0)
+    fast, seen = happenings(scene)
+    assert seen == happenings(scene, plain=True)[1]
+    assert fast.meter.total.queued_gpu_s > 0 and max(w.gpus for w in scene.workloads) == 12
+    assert all(events_per_s(scene, POLICIES["global"], plain=plain, most=20) > 0 for plain in (False, True))
