@@ -3,18 +3,20 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities import awards, on_demand
-from activities.bids import Asked, asked, bids_on, region_bid, region_bids
+from activities.bids import Asked, asked, region_bid, region_bids
 from activities.dry_run import dry_run
 from activities.held import Held
 from activities.order import Order, batch, put_batch
-from activities.placing import Answers, Placing
+from activities.placing import closed_to, entries, with_bids
 from activities.waiting import explain
+from auction.entry import Outcome, Stats
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from domain.reasons import Reason, ReasonCode
@@ -124,24 +126,29 @@ class AuctionActivities:
             reachable = held.regions.keys() - set(request.unreachable)
             with transaction(self._engine) as session:
                 if order is not None:
-                    entries = order.entries(request.first, self._settings.batch)
+                    queued = order.entries(request.first, self._settings.batch)
                 else:
-                    entries = batch(session, request.scan, request.first)
-                todo = asked(session, entries)
+                    queued = batch(session, request.scan, request.first)
+                todo = asked(session, queued)
                 bids = {}
                 if not reachable <= self._here:
                     bids = region_bids(session, request.scan, request.first)
-            for region in sorted(reachable - bids.keys()):
-                bids[region] = bids_on(held.planner(region), todo)
-            placing = Placing(held, _answers(todo, bids, request), reachable)
+            market = held.market(request.scan)
+            before = replace(market.stats)
+            shut = closed_to(held, todo, request)
+            last: dict[str, Outcome] = {}
+            conflicts: dict[str, Reason] = {}
             stale: Counter[str] = Counter()
             waiting: list[Asked] = []
+            first = with_bids(shut, bids)
             while todo:
-                self._counters["rounds"] += 1
-                placed = placing.place(todo)
+                outcomes = market.place(entries(todo, reachable, held.now_s), [first[o.entry.workload] for o in todo])
+                first = shut  # Whatever was bid in the first place is of another time then.
+                placed = [outcome.bid for outcome in outcomes]
                 done = awards.award(self._engine, [_candidate(a, b) for a, b in zip(todo, placed, strict=True) if b])
                 result.awarded += done.count
                 settled = _settled(placed, done)
+                last |= {outcome.workload: outcome for outcome in outcomes[: settled + 1]}
                 waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]
                 if settled == len(todo):
                     break
@@ -150,35 +157,46 @@ class AuctionActivities:
                     if bid is not None and bid.plan is not None:
                         held.doubt(bid.plan)
                 held.look()
+                market = held.market(request.scan)
                 workload = failed.entry.workload
                 stale[workload] += 1
                 again = done.verdict is awards.Verdict.STALE and stale[workload] < _TRIES
                 if done.verdict is awards.Verdict.STALE and not again and of is not None:
-                    conflict = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
-                    placing.answers[workload][of.region] = Bid(workload, of.region, None, (conflict,))
+                    conflicts[workload] = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
                     waiting.append(failed)
                 todo = todo[settled if again else settled + 1 :]
-            result.rebids, result.waiting = placing.rebids, len(waiting)
-            self._explain(held, waiting, placing.answers, request.unreachable)
+            result.rebids, result.waiting = market.stats.rebids - before.rebids, len(waiting)
+            self._count(market.stats, before)
+            self._explain(held, waiting, last, conflicts, request.unreachable)
         if any(count == _TRIES for count in stale.values()):
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
 
+    def _count(self, now: Stats, before: Stats) -> None:
+        for name in ("bids", "rounds", "negative_hits", "negative_misses", "joint_heads", "joint_gains"):
+            self._counters[name] += getattr(now, name) - getattr(before, name)
+
     def _explain(
-        self, held: Held, waiting: Sequence[Asked], answers: Mapping[str, Answers], unreachable: Sequence[str]
+        self,
+        held: Held,
+        waiting: Sequence[Asked],
+        outcomes: Mapping[str, Outcome],
+        conflicts: Mapping[str, Reason],
+        unreachable: Sequence[str],
     ) -> None:
         """Publishes why workloads wait; starts to bring data near hardware where no region has both."""
         reasons = {}
         for a in waiting:
-            own = answers[a.entry.workload]
-            found = [reason for _, bid in sorted(own.items()) for reason in bid.reasons]
+            workload, outcome = a.entry.workload, outcomes[a.entry.workload]
+            found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
             if a.entry.reason is not None:
                 found.insert(0, a.entry.reason)
-            if on_demand.lacks_only_data(own.values()):
-                found = self._bring_data(held, a, sorted(own.keys() - set(unreachable)), unreachable) + found
-            reasons[a.entry.workload] = found
+            if workload not in conflicts and on_demand.lacks_only_data(outcome.bids.values()):
+                reachable = sorted(outcome.bids.keys() - set(unreachable))
+                found = self._bring_data(held, a, reachable, unreachable) + found
+            reasons[workload] = found
         explain(self._engine, reasons)
 
     def _bring_data(self, held: Held, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]) -> list[Reason]:
@@ -214,20 +232,6 @@ def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
     """Gives placed workloads other ranks. One whose attempt is being changed just now gets it with a later scan."""
     if ranks:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
-
-
-def _answers(todo: Sequence[Asked], bids: Mapping[str, Sequence[Bid]], request: AwardRequest) -> dict[str, Answers]:
-    """First bids by workload and region; for a region that did not answer, that."""
-    answers: dict[str, Answers] = {a.entry.workload: {} for a in todo}
-    for region in bids.keys() - set(request.unreachable):
-        for bid in bids[region]:
-            if bid.workload in answers:
-                answers[bid.workload][region] = bid
-    for workload, own in answers.items():
-        for region in request.unreachable:
-            detail = {"region": region, "waited_s": request.waited_s}
-            own[region] = Bid(workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
-    return answers
 
 
 def _candidate(a: Asked, bid: Bid) -> awards.Candidate:

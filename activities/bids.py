@@ -11,15 +11,18 @@ from temporalio import activity
 
 import rms.bid
 from activities.held import Held
-from activities.order import Entry, batch
+from activities.order import Entry as Queued
+from activities.order import batch
+from auction.entry import Entry
 from domain.ask import Ask, ask_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, PlacementRequest, Plan
+from domain.scheduling import Bid, PlacementRequest
 from infra.db.models import RegionBid, Replica
 from infra.db.session import transaction
 from rms.gang import Planner
+from rms.refusal import no_hardware
 
 BIDS = TypeAdapter(list[Bid])
 """Bids to and from JSON."""
@@ -27,7 +30,7 @@ BIDS = TypeAdapter(list[Bid])
 
 # Arrays, not lists of parameters: the statement is the same for every batch.
 _ASKS = text(
-    "select id, ask from workload"
+    "select id, ask, extract(epoch from submitted_at)::float8 from workload"
     " where id = any(:ids) and phase = any(:phases) and finished_at is null and held_by is null"
 )
 _EVICTORS = text("select victim, evictor from eviction where victim = any(:ids)")
@@ -37,29 +40,42 @@ _EVICTORS = text("select victim, evictor from eviction where victim = any(:ids)"
 class Asked:
     """One workload of a batch as regions are asked about it."""
 
-    entry: Entry
+    entry: Queued
     ask: Ask
     request: PlacementRequest
     replicas: Mapping[str, frozenset[str]]
     """For each of its tables, the regions that have a complete replica."""
+    submitted_s: float
+
+    def may_run_in(self, region: str) -> bool:
+        """Whether its user lets it run there, and all of its tables are there."""
+        return self.ask.allows_region(region) and all(region in self.replicas[table] for table in self.ask.tables)
 
 
-def asked(session: Session, entries: Sequence[Entry]) -> list[Asked]:
+def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
     """The entries that are still queued and that nobody holds, in the same order, with what Postgres says of them."""
     if not entries:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in entries], "phases": sorted(QUEUED_PHASES)})
-    asks = {workload: ask_of(ask) for workload, ask in rows}
+    asks, submitted_s = dict[str, Ask](), dict[str, float]()
+    for workload, ask, at_s in rows:
+        asks[workload], submitted_s[workload] = ask_of(ask), at_s
     enemies = evictors(session, asks)
     replicas = ready_replicas(session, {t for ask in asks.values() for t in ask.tables})
     return [
-        Asked(e, asks[e.workload], placement_request(e, asks[e.workload], enemies[e.workload]), replicas)
+        Asked(
+            e,
+            asks[e.workload],
+            placement_request(e, asks[e.workload], enemies[e.workload]),
+            replicas,
+            submitted_s[e.workload],
+        )
         for e in entries
         if e.workload in asks
     ]
 
 
-def placement_request(entry: Entry, ask: Ask, enemies: frozenset[str] = frozenset()) -> PlacementRequest:
+def placement_request(entry: Queued, ask: Ask, enemies: frozenset[str] = frozenset()) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 
     `enemies` are those that evicted it before.
@@ -91,40 +107,23 @@ def ready_replicas(session: Session, tables: set[str] | Sequence[str]) -> dict[s
     return {table: frozenset(regions) for table, regions in out.items()}
 
 
-def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:
-    """One region's answer for one workload: whether it may run there, the data is there, and a plan (MAST 4.3)."""
-    region, request = planner.region, asked.request
-    name = region.name
+def closed(planner: Planner, asked: Asked) -> Bid:
+    """The answer of a region that cannot have a workload: its user or its tables forbid it. Nobody else is asked."""
+    name, workload = planner.region.name, asked.request.workload
     if not asked.ask.allows_region(name):
-        return Bid(request.workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
-    answer = rms.bid.bid_in(planner, request)
+        return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
+    planner.begin(asked.request)
     missing = sorted(t for t in asked.ask.tables if name not in asked.replicas[t])
-    if missing and not ignore_data:
-        no_hardware = tuple(r for r in answer.reasons if r.code is ReasonCode.NO_HARDWARE)
-        absent = tuple(Reason(ReasonCode.DATA_NOT_HERE, {"region": name, "table": t}) for t in missing)
-        return Bid(request.workload, name, None, (*no_hardware, *absent))
-    if answer.plan is None:
-        return answer
-    victims = {victim: region.workload(victim).attempt for victim in answer.plan.victims}
-    return replace(answer, victim_attempts=victims)
+    absent = tuple(Reason(ReasonCode.DATA_NOT_HERE, {"region": name, "table": t}) for t in missing)
+    return Bid(workload, name, None, (*no_hardware(planner, asked.request), *absent))
 
 
-def bids_on(planner: Planner, batch: Sequence[Asked]) -> list[Bid]:
-    """A region's answers to a batch, each against the same state: those who ask the same get the same answer."""
-    known: dict[object, Bid] = {}
-    out = []
-    for a in batch:
-        key = a.ask, a.request.jobs, a.request.rank, a.request.may_not_evict
-        answer = known.get(key)
-        if answer is None:
-            answer = known[key] = region_bid(planner, a)
-        else:
-            own, plan = a.request.workload, answer.plan
-            if plan is not None:
-                plan = Plan(own, plan.region, plan.jobs, plan.victims, plan.quality)
-            answer = Bid(own, answer.region, plan, answer.reasons, answer.victim_attempts)
-        out.append(answer)
-    return out
+def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:
+    """One region's answer for one workload that is not in an auction (MAST 4.3): a plan, or why there is none."""
+    region = planner.region
+    if not (asked.may_run_in(region.name) or (ignore_data and asked.ask.allows_region(region.name))):
+        return closed(planner, asked)
+    return rms.bid.bid_in(planner, asked.request)
 
 
 class RegionActivities:
@@ -136,13 +135,15 @@ class RegionActivities:
 
     @activity.defn(name=Activity.BID.value)
     def bid(self, request: BidRequest) -> int:
-        """Bids on a batch, each workload against the same state; the number of plans found."""
+        """Bids on what may run here of a batch, each against the same state; the number of plans found."""
         with transaction(self._engine) as session:
             wanted = asked(session, batch(session, request.scan, request.first))
         with self._held.current() as held:
             if request.region not in held.regions:
                 return 0
-            bids = bids_on(held.planner(request.region), wanted)
+            desk = held.market(request.scan).desk(request.region)
+            open_to = [a for a in wanted if a.may_run_in(request.region)]
+            bids = [desk.bid(Entry(a.request, max_runtime_s=a.ask.max_runtime_s)) for a in open_to]
         row = {"scan": request.scan, "first": request.first, "region": request.region}
         with transaction(self._engine) as session:
             found = insert(RegionBid).values(**row, bids=BIDS.dump_json(bids))

@@ -39,7 +39,7 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
         finally:
             held.queue.put_workloads([own._replace(ask=None)])
         entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason)
-        asked = Asked(entry, ask, placement_request(entry, ask), replicas)
+        asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s)
         with held.ranks(ranks):
             answers = [region_bid(held.planner(region), asked) for region in sorted(held.regions)]
     reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from activities.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from activities.usage import Amount, Usage
+from auction.market import Market, Options
 from domain.ask import ask_of
 from domain.scheduling import (
     CreditWeights,
@@ -142,6 +143,7 @@ class Held:
     def __init__(self, engine: Engine, settings: SchedulerSettings, only: Collection[str] | None = None) -> None:
         self._engine = engine
         self._settings = settings
+        self._options = Options(joint=settings.joint, reserve_after_s=settings.reserve_after_s)
         self._only = None if only is None else frozenset(only)
         self._lock = threading.RLock()
         self._seen: changes.Position | None = None
@@ -155,6 +157,9 @@ class Held:
         self.queue = HeldQueue(self._settings)
         self.regions: dict[str, Region] = {}
         self._planners: dict[str, Planner] = {}
+        self._market: Market | None = None
+        self._pass: int | None = None
+        """The scan whose pass the market is in."""
         self._stale: set[str] = set()
         """Regions whose columns do not follow yet what was put into them."""
         self._live: dict[str, AttemptRow] = {}
@@ -199,6 +204,19 @@ class Held:
             planner.region.refresh(self.now_s)
             self._stale.discard(region)
         return planner
+
+    def market(self, scan: int) -> Market:
+        """All regions' desks, in the pass that began with a scan, their columns as of the last look."""
+        for region in sorted(self._stale):
+            self.planner(region)
+        known = self._market
+        if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
+            known = self._market = Market(self.regions.values(), self._options)
+            self._pass = None
+        if self._pass != scan:
+            known.open(self.now_s)
+            self._pass = scan
+        return known
 
     def attempt_of(self, workload: str) -> int:
         """The number of a placed workload's attempt."""

@@ -76,9 +76,9 @@ class Order:
             rank,
             scan.credit[scan.order],
             queue.pending.columns["tenant"][scan.order],
-            scan._lacks[over],
-            scan._used[over],
-            scan._needed[over],
+            scan.lacks[over],
+            scan.used[over],
+            scan.needed[over],
         )
 
 

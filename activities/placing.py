@@ -1,59 +1,50 @@
-"""Placing a batch in memory: the best of all bids for each workload in queue order, on what was placed before it."""
+"""How a batch of the queue is put to the market (`auction`): who may run where, and what is known beforehand."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-import rms.award
-import rms.compare
-from activities.bids import Asked, region_bid
+from activities.bids import Asked, closed
 from activities.held import Held
+from auction.entry import Entry
+from domain.protocol import AwardRequest
+from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 
 Answers = dict[str, Bid]
 """By region."""
 
 
-@dataclass
-class Placing:
-    """The bids on a batch, and which of them an award has made stale."""
+def entries(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Entry]:
+    """A batch as the market takes it: each workload may run where the user lets it and its data is, in `regions`."""
+    return [
+        Entry(
+            a.request,
+            regions=frozenset(region for region in regions if a.may_run_in(region)),
+            waited_s=max(0.0, now_s - a.submitted_s),
+            max_runtime_s=a.ask.max_runtime_s,
+        )
+        for a in batch
+    ]
 
-    held: Held
-    answers: Mapping[str, Answers]
-    """By workload: first bids, and reasons of regions that did not answer."""
-    regions: Set[str]
-    """Those that may bid."""
-    changed: set[str] = field(default_factory=set)
-    """Regions in which something was placed since the first bids."""
-    rebids: int = 0
 
-    def place(self, batch: Sequence[Asked]) -> list[Bid | None]:
-        """The best bid for each workload of `batch`, which is placed in the columns; None: no region has a plan."""
-        return [self._place(asked) for asked in batch]
+def closed_to(held: Held, batch: Sequence[Asked], request: AwardRequest) -> dict[str, Answers]:
+    """By workload, the answers of regions that cannot have it, whatever is free there."""
+    answers: dict[str, Answers] = {}
+    for a in batch:
+        own = answers[a.entry.workload] = {}
+        for region in held.regions:
+            if not a.may_run_in(region):
+                own[region] = closed(held.planner(region), a)
+        for region in request.unreachable:
+            detail = {"region": region, "waited_s": request.waited_s}
+            own[region] = Bid(a.entry.workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
+    return answers
 
-    def _place(self, asked: Asked) -> Bid | None:
-        answers = self.answers[asked.entry.workload]
-        for region in answers.keys() - self.regions:
-            if answers[region].plan is not None:
-                del answers[region]  # It is gone since it bid.
-        stale = {r for r, b in answers.items() if b.plan is not None and r in self.changed}
-        stale |= self.regions - answers.keys()  # What it bid, it bid in a process that is not this one.
-        fresh: set[str] = set()
-        while True:
-            for region in sorted(stale):
-                answers[region] = region_bid(self.held.planner(region), asked)
-                self.rebids += 1
-            fresh |= stale
-            plan = rms.compare.best([b.plan for b in answers.values() if b.plan is not None])
-            if plan is None:
-                return None
-            region = plan.region
-            try:
-                rms.award.award(self.held.planner(region).region, plan, asked.request)
-            except ValueError:
-                # The region knew other facts than this process does: it bids again, here.
-                if region in fresh:
-                    raise
-                stale = {region}
-                continue
-            self.changed.add(region)
-            return answers[region]
+
+def with_bids(answers: Mapping[str, Answers], bids: Mapping[str, Sequence[Bid]]) -> dict[str, Answers]:
+    """The answers, and what regions bid in processes of their own."""
+    out = {workload: dict(own) for workload, own in answers.items()}
+    for region, found in bids.items():
+        for bid in found:
+            if bid.workload in out:
+                out[bid.workload].setdefault(region, bid)
+    return out

@@ -53,8 +53,7 @@ class Desk:
             if self._uses_cache:
                 self.cache.add(request, job, bound=bound)
         if answer.plan is not None:
-            victims = {victim: self.region.workload(victim).attempt for victim in answer.plan.victims}
-            answer = replace(answer, victim_attempts=victims)
+            answer = replace(answer, victim_attempts=self.region.attempts(answer.plan.victims))
         return answer
 
     def award(self, entry: Entry, plan: Plan) -> Award:

@@ -1,6 +1,7 @@
 """What goes into an auction and what comes out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from domain.reasons import Reason
@@ -35,10 +36,20 @@ class Outcome:
     workload: str
     bid: Bid | None
     """The bid that won; None: it waits."""
-    reasons: tuple[Reason, ...]
-    """Why it waits, of every region that was asked, by region."""
+    bids: Mapping[str, Bid] = field(default_factory=dict)
+    """What every region said last."""
+    reserved: Reason | None = None
+    """Where it waits for what is kept for it, if a reservation is made."""
     starts_at_s: float | None = None
-    """When it is expected to start, where a reservation is made for it."""
+    """When it is expected to start then."""
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why it waits: the reservation, and what regions said, by region. None if it won."""
+        if self.bid is not None:
+            return ()
+        said = [reason for _, bid in sorted(self.bids.items()) for reason in bid.reasons]
+        return tuple([self.reserved, *said] if self.reserved is not None else said)
 
     @property
     def plan(self) -> Plan | None:

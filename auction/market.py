@@ -82,6 +82,10 @@ class Market:
         self.stats.negative_misses = sum(desk.cache.misses for desk in self._desks.values())
         return outcomes
 
+    def desk(self, region: str) -> Desk:
+        """A region's desk."""
+        return self._desks[region]
+
     def revoke(self, given: Award) -> None:
         """Takes an award back that could not be committed."""
         self._desks[given.plan.region].revoke(given)
@@ -98,7 +102,9 @@ class Market:
 
     def _one(self, entry: Entry, bids: Bids, only: str | None = None) -> Won | None:
         """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""
-        stale = [name for name, bid in bids.items() if name in self._changed and not bid.lasting]
+        stale = [
+            name for name, bid in bids.items() if name in self._changed and not bid.lasting and entry.may_run_in(name)
+        ]
         if only is not None:
             stale = [name for name in stale if name == only]
         fresh: set[str] = set()
@@ -125,23 +131,22 @@ class Market:
     def _settle(self, entry: Entry, bids: Bids, won: Won | None) -> Outcome:
         if won is not None:
             self.stats.awards += 1
-            return Outcome(entry.request.workload, won[0], ())
-        reasons = tuple(reason for _, bid in sorted(bids.items()) for reason in bid.reasons)
+            return Outcome(entry.request.workload, won[0], bids)
         if entry.waited_s <= self._options.reserve_after_s or entry.request.rank == OVER_QUOTA_RANK:
-            return Outcome(entry.request.workload, None, reasons)
-        return self._reserve(entry, reasons)
+            return Outcome(entry.request.workload, None, bids)
+        return self._reserve(entry, bids)
 
-    def _reserve(self, entry: Entry, reasons: tuple[Reason, ...]) -> Outcome:
+    def _reserve(self, entry: Entry, bids: Bids) -> Outcome:
         offers = {name: desk.soonest(entry) for name, desk in self._desks.items() if entry.may_run_in(name)}
         made = [(offer.starts_at_s, name, offer) for name, offer in offers.items() if offer is not None]
         if not made:
-            return Outcome(entry.request.workload, None, reasons)
+            return Outcome(entry.request.workload, None, bids)
         starts_at_s, name, offer = min(made, key=lambda one: one[:2])
         self._desks[name].reservation = offer
         self._changed.add(name)
         at = datetime.fromtimestamp(starts_at_s, UTC).isoformat(timespec="seconds")
         reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
-        return Outcome(entry.request.workload, None, (reason, *reasons), starts_at_s)
+        return Outcome(entry.request.workload, None, bids, reason, starts_at_s)
 
     # ------------------------------------------------------------------------------------------------- the joint choice
 

@@ -33,8 +33,8 @@ def ask_of(text: str) -> Ask:
     """
     body = json.loads(text)
     jobs = tuple(
-        JobRequest(name, int(tasks), int(gpus), tuple(types), int(cpus_milli), int(memory_bytes))
-        for name, tasks, gpus, types, cpus_milli, memory_bytes in body.get("jobs", ())
+        JobRequest(name, int(tasks), int(gpus), tuple(types), int(cpus_milli), int(memory_bytes), bool(spans))
+        for name, tasks, gpus, types, cpus_milli, memory_bytes, spans in body.get("jobs", ())
     )
     allowed = body.get("allowed")
     return Ask(

@@ -29,9 +29,9 @@ class Scan:
     placed_rank: npt.NDArray[np.int8]
     _pick_at: npt.NDArray[np.int32]
     _picks: npt.NDArray[np.int32]
-    _lacks: npt.NDArray[np.int16]
-    _used: npt.NDArray[np.int64]
-    _needed: npt.NDArray[np.int64]
+    lacks: npt.NDArray[np.int16]
+    used: npt.NDArray[np.int64]
+    needed: npt.NDArray[np.int64]
 
     def __iter__(self) -> Iterator[Ranked]:
         """All pending workloads in queue order."""
@@ -58,7 +58,7 @@ class Scan:
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
-        used, needs, lacks = int(self._used[row]), int(self._needed[row]), int(self._lacks[row])
+        used, needs, lacks = int(self.used[row]), int(self.needed[row]), int(self.lacks[row])
         if lacks < len(self.queue.gangs.types):
             resource = self.queue.gangs.type_name(lacks)
             numbers: tuple[float, ...] = (used, tenant.quota_gpus.get(resource, 0), needs)

@@ -62,6 +62,10 @@ class SchedulerSettings(_Section):
     batch: int = Field(256, gt=0)
     """Workloads on which regions bid in one round."""
     bid_timeout_s: float = Field(30.0, gt=0)
+    joint: bool = False
+    """Whether regions for the queue's head are chosen together where one at a time leaves somebody out (MAST 4.1)."""
+    reserve_after_s: float = Field(3600.0, ge=0)
+    """A workload within its quota that has waited longer reserves what it needs as it frees up."""
 
 
 class LifecycleSettings(_Section):

@@ -51,7 +51,7 @@ class Memo(NamedTuple):
     def of(cls, types: int, clusters: int) -> "Memo":
         """Nothing is known."""
         shape = max(1, types), clusters
-        return cls(np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
+        return cls(np.full(shape, -1), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
 @compiled

@@ -155,6 +155,10 @@ class Region:
         """
         return self._holders.workloads[id_]
 
+    def attempts(self, workloads: Iterable[str]) -> dict[str, int]:
+        """Which of their attempts holders are in."""
+        return {id_: self.workload(id_).attempt for id_ in workloads}
+
     def running_workloads(self) -> Iterable[RunningWorkload]:
         """All holders."""
         return self._holders.workloads.values()

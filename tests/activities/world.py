@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class World:
         self.folder = folder
         self.settings = Settings(
             data_dir=folder,
-            scheduler=SchedulerSettings(min_runtime_s=0),
+            scheduler=SchedulerSettings(min_runtime_s=0, reserve_after_s=inf),
             lifecycle=LifecycleSettings(cordon_after_failed_gangs=2),
         )
         self.prefix = prefix
@@ -225,7 +226,8 @@ class World:
         assert found, f"no region has a plan for {workload}"
         best = min(found, key=lambda b: b.plan.key if b.plan else ())
         assert best.plan is not None
-        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, best.victim_attempts))
+        attempts = self.held.regions[best.region].attempts(best.plan.victims)
+        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, attempts))
 
     def accept(self, offer: Offer) -> bool:
         """The one transaction that awards a bid; False: the workload is not queued any more.
