@@ -84,9 +84,10 @@ class Plain:
                 self._counts.negative_misses += 1
         plan = best(bid.plan for bid in bids if bid.plan is not None)
         if plan is None:
-            return Outcome(entry.request.workload, None, tuple(reason for bid in bids for reason in bid.reasons))
+            return Outcome(entry.request.workload, None, {bid.region: bid for bid in bids})
         self._award(plan, entry)
-        return Outcome(entry.request.workload, next(bid for bid in bids if bid.plan is plan), ())
+        won = next(bid for bid in bids if bid.plan is plan)
+        return Outcome(entry.request.workload, won, {bid.region: bid for bid in bids})
 
     def _snapshot(self, region: str) -> RegionSnapshot:
         ledger = self._ledgers[region]
