@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from auction.entry import Entry, Outcome
 
 import gms.reference
 import rms.reference
+from auction.entry import Entry, Outcome
 from domain.scheduling import (
     CreditWeights,
     MachineState,
