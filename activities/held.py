@@ -211,7 +211,7 @@ class Held:
             self.planner(region)
         known = self._market
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
-            known = self._market = Market(self.regions.values(), self._options)
+            known = self._market = Market(self.regions.values(), self._options, known.stats if known else None)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)
