@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 from sqlalchemy import Engine
@@ -360,6 +361,8 @@ class Held:
             evictable=a.ready and not a.evicting,
             protected_until_s=started_s + self._settings.min_runtime_s,
             attempt=a.attempt,
+            # At the latest: what it ran in earlier attempts is not counted.
+            ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
         )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:
