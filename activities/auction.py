@@ -140,10 +140,15 @@ class AuctionActivities:
             conflicts: dict[str, Reason] = {}
             stale: Counter[str] = Counter()
             waiting: list[Asked] = []
-            first = with_bids(shut, bids)
+            first, asked_once = with_bids(shut, bids), market.stats.bids
             while todo:
                 outcomes = market.place(entries(todo, reachable, held.now_s), [first[o.entry.workload] for o in todo])
-                first = shut  # Whatever was bid in the first place is of another time then.
+                if first is not shut:
+                    first, asked_once = (
+                        shut,
+                        market.stats.bids,
+                    )  # What was bid in the first place is of another time then.
+                    result.rebids = market.stats.rebids - before.rebids
                 placed = [outcome.bid for outcome in outcomes]
                 done = awards.award(self._engine, [_candidate(a, b) for a, b in zip(todo, placed, strict=True) if b])
                 result.awarded += done.count
@@ -165,7 +170,8 @@ class AuctionActivities:
                     conflicts[workload] = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
                     waiting.append(failed)
                 todo = todo[settled if again else settled + 1 :]
-            result.rebids, result.waiting = market.stats.rebids - before.rebids, len(waiting)
+            result.rebids += market.stats.bids - asked_once
+            result.waiting = len(waiting)
             self._count(market.stats, before)
             self._explain(held, waiting, last, conflicts, request.unreachable)
         if any(count == _TRIES for count in stale.values()):

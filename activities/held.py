@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 from sqlalchemy import Engine
@@ -211,7 +212,7 @@ class Held:
             self.planner(region)
         known = self._market
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
-            known = self._market = Market(self.regions.values(), self._options)
+            known = self._market = Market(self.regions.values(), self._options, known.stats if known else None)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)
@@ -360,6 +361,8 @@ class Held:
             evictable=a.ready and not a.evicting,
             protected_until_s=started_s + self._settings.min_runtime_s,
             attempt=a.attempt,
+            # At the latest: what it ran in earlier attempts is not counted.
+            ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
         )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:

@@ -47,6 +47,8 @@ class AttemptRow(NamedTuple):
     rank: int
     gpu_types: dict[str, int]
     cpus_milli: int
+    max_runtime_s: float | None
+    """Of its workload's running, all attempts together."""
 
 
 class HoldingRow(NamedTuple):
@@ -103,7 +105,8 @@ _WORKLOAD = (
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
     " a.checkpoint_at,"
-    " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli"
+    " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
+    " (w.spec -> 'limits' ->> 'max_runtime_s')::float8"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
@@ -118,7 +121,8 @@ _MACHINE = (
 _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text"),
     AttemptRow: (
-        "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8"
+        "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
+        "float8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool"),

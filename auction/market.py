@@ -40,7 +40,8 @@ class Options:
 class Market:
     """All regions, in one process. Awards show in the regions' columns at once."""
 
-    def __init__(self, regions: Iterable[Region], options: Options = Options()) -> None:
+    def __init__(self, regions: Iterable[Region], options: Options = Options(), stats: Stats | None = None) -> None:
+        """Counts go on from `stats`."""
         self._options = options
         self._desks = {
             region.name: Desk(region, may_evict=options.may_evict, uses_cache=options.negative_cache)
@@ -48,7 +49,7 @@ class Market:
         }
         self._changed: set[str] = set()
         """Regions that an award has changed since the bids of the batch."""
-        self.stats = Stats()
+        self.stats = stats if stats is not None else Stats()
 
     @property
     def regions(self) -> Mapping[str, Region]:
@@ -78,8 +79,6 @@ class Market:
         outcomes = [self._settle(entry, *result) for entry, result in zip(entries[:head], results, strict=True)]
         for entry, found in zip(entries[head:], bids[head:], strict=True):
             outcomes.append(self._settle(entry, found, self._one(entry, found)))
-        self.stats.negative_hits = sum(desk.cache.hits for desk in self._desks.values())
-        self.stats.negative_misses = sum(desk.cache.misses for desk in self._desks.values())
         return outcomes
 
     def desk(self, region: str) -> Desk:
@@ -98,7 +97,14 @@ class Market:
     def _ask(self, entry: Entry, regions: Iterable[str]) -> Bids:
         asked = [name for name in regions if entry.may_run_in(name)]
         self.stats.bids += len(asked)
-        return {name: self._desks[name].bid(entry) for name in asked}
+        bids = {}
+        for name in asked:
+            cache = self._desks[name].cache
+            hits, misses = cache.hits, cache.misses
+            bids[name] = self._desks[name].bid(entry)
+            self.stats.negative_hits += cache.hits - hits
+            self.stats.negative_misses += cache.misses - misses
+        return bids
 
     def _one(self, entry: Entry, bids: Bids, only: str | None = None) -> Won | None:
         """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""

@@ -63,11 +63,11 @@ def _requests() -> Iterator[Asked]:
         for rank in (1, 4, 8):
             ask = Ask(tuple(j.request() for j in jobs))
             entry = Entry("~probe", rank, None, None)
-            yield Asked(entry, ask, placement_request(entry, ask), {})
+            yield Asked(entry, ask, placement_request(entry, ask), {}, 0.0)
 
 
 def _bids(held: Held, region: str) -> list[Bid]:
-    return [replace(region_bid(held.planner(region), a), victim_attempts={}) for a in _requests()]
+    return [region_bid(held.planner(region), a) for a in _requests()]
 
 
 def _plain_bids(state: RegionSnapshot) -> list[Bid]:

@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -226,8 +226,8 @@ class World:
         assert found, f"no region has a plan for {workload}"
         best = min(found, key=lambda b: b.plan.key if b.plan else ())
         assert best.plan is not None
-        attempts = self.held.regions[best.region].attempts(best.plan.victims)
-        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, attempts))
+        best = replace(best, victim_attempts=self.held.regions[best.region].attempts(best.plan.victims))
+        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, best.victim_attempts))
 
     def accept(self, offer: Offer) -> bool:
         """The one transaction that awards a bid; False: the workload is not queued any more.
