@@ -23,6 +23,7 @@ SUITES = {
     "rms-preempt": "rms_preempt",
     "rms-grow": "rms_grow",
     "award": "award",
+    "simulate": "simulate",
     "end-to-end": "end_to_end",
     "memory": "memory",
 }
