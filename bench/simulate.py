@@ -11,7 +11,7 @@ from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from simulation.policies import POLICIES
 from simulation.synthetic import events_per_s, synthetic
 
-WORKLOADS, REGIONS, MACHINES, LOAD, EVENTS = 1500, 5, 200, 20.0, 1000
+WORKLOADS, REGIONS, MACHINES, LOAD, EVENTS = 1500, 5, 200, 20.0, 1500
 
 
 def run(bench: Bench) -> Iterator[Figure]:

@@ -90,6 +90,8 @@ class Planner:
                 self._has_enemies = True
         self._stuck = None
         self.evictable = int(((holders.rank > request.rank) & ~spared).sum())
+        if self.evictable:
+            self.region.judge_losses()
         return spared
 
     def without_room(self, request: PlacementRequest) -> JobRequest | None:

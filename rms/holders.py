@@ -122,6 +122,7 @@ class HolderTable:
         """Workloads by machine."""
         self._clusters: list[I4] = []
         """Clusters by number, each once."""
+        self._judged = False
         self._pooled, self._live = 0, 0
         """Rows of the pool that were given out, and those of them that are still somebody's."""
         n = _FIRST_SIZE
@@ -185,10 +186,16 @@ class HolderTable:
         for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
             self._touch(number)
         self.columns.evictable[:] = evictable
-        lost = lost_gpu_ms(
-            self._saved_at_s, self.columns.gpus, now_s, self._home, self.columns.scan, self.columns.scanned
-        )
-        self.columns.lost_gpu_ms[:] = lost
+        self._judged = False
+
+    def judge_losses(self, now_s: float) -> None:
+        """How much work each eviction would lose at a moment: found out once after a refresh."""
+        if not self._judged:
+            columns = self.columns
+            columns.lost_gpu_ms[:] = lost_gpu_ms(
+                self._saved_at_s, columns.gpus, now_s, self._home, columns.scan, columns.scanned
+            )
+            self._judged = True
 
     def running_on(self, machine: str) -> list[RunningWorkload]:
         """Those who hold something on a machine, by id."""

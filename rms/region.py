@@ -96,6 +96,10 @@ class Region:
             self._lay_out((*machines, *self._arrived.values()))
         self._holders.refresh(now_s)
 
+    def judge_losses(self) -> None:
+        """Makes the holders' `lost_gpu_ms` that of the moment: only who may evict asks for it."""
+        self._holders.judge_losses(self.now_s)
+
     def _lay_out(self, machines: Iterable[MachineState]) -> None:
         running = list(self.running_workloads()) if self.hardware else []
         self._layout = Layout(machines)

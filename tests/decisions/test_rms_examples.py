@@ -269,14 +269,17 @@ def _usual() -> RegionSnapshot:
 def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
     """GPU-seconds since the last checkpoint, or its cluster's usual for a workload that reports none."""
     usual = _usual()
-    holders = Region.of(replace(usual, running=(*usual.running, victim))).holders
-    assert holders.lost_gpu_ms[len(usual.running)] == lost_gpu_ms
+    there = Region.of(replace(usual, running=(*usual.running, victim)))
+    there.judge_losses()
+    assert there.holders.lost_gpu_ms[len(usual.running)] == lost_gpu_ms
 
 
 def test_nothing_is_lost_where_nobody_reports() -> None:
     """Without any checkpoint in the region the usual is 0."""
     silent = _silent(("m", 8))
-    assert Region.of(region([machine("m")], [silent])).holders.lost_gpu_ms[0] == 0
+    there = Region.of(region([machine("m")], [silent]))
+    there.judge_losses()
+    assert there.holders.lost_gpu_ms[0] == 0
 
 
 def test_silence_does_not_pay() -> None:
