@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from auction.entry import Entry, Outcome
 from auction.market import Market, Options
-
 from domain.scheduling import (
     CreditWeights,
     MachineState,

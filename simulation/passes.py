@@ -5,8 +5,8 @@ from math import inf
 
 import numpy as np
 import numpy.typing as npt
-from auction.entry import Entry
 
+from auction.entry import Entry
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.engine import Standing

@@ -7,7 +7,6 @@ from math import inf
 from typing import Any
 
 from auction.market import Options
-
 from domain.scheduling import CreditWeights, TenantState
 from simulation import result
 from simulation.clock import Clock, Progress
