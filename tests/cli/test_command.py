@@ -162,7 +162,7 @@ def completions(arguments: list[str], incomplete: str) -> list[str]:
 
 def test_completion_offers_commands_without_loading_them() -> None:
     """Names of commands, subcommands and options are completed."""
-    assert completions([], "s") == ["submit", "show"]
+    assert completions([], "s") == ["submit", "show", "simulate"]
     assert completions(["machines"], "un") == ["uncordon", "undrain"]
     assert "--label" in completions(["ls"], "--l")
 
