@@ -65,7 +65,7 @@ def _run(market: Market, entries: list[Entry], sizes: Random) -> list[Outcome]:
     return outcomes
 
 
-@settings(PROPERTY, max_examples=120)
+@settings(PROPERTY, max_examples=60)
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> None:
     """Whatever the sizes of the batches, and with the negative cache or not, the plans are those of the reference."""
@@ -97,7 +97,7 @@ def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> Non
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=50)
 @given(st.integers(0, 2**32))
 def test_together_leaves_nobody_behind(seed: int) -> None:
     """Chosen jointly, whoever would be placed one at a time is placed, and the number never falls at any priority."""

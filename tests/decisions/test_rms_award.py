@@ -41,7 +41,7 @@ def test_a_tick_of_awards_gives_nothing_out_twice(snapshot: RegionSnapshot, aski
     _check_tick(snapshot, asking)
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(st.integers(0, 2**32))
 def test_a_tick_of_awards_in_a_crowd_gives_nothing_out_twice(seed: int) -> None:
     """The same where every award needs victims."""

@@ -20,14 +20,14 @@ TWO_PASSES = 2874
 """A crowd in which a victim can be dropped only after a later one has been."""
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(regions(), requests())
 def test_equals_the_reference(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
     """The bid is exactly the reference's: plan, victims, quality or reasons."""
     assert bid(snapshot, request) == reference.bid(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=1500)
+@settings(PROPERTY, max_examples=600)
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_equals_the_reference_in_a_crowd(seed: int) -> None:
@@ -42,7 +42,7 @@ def test_plans_are_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> 
     _check_safe(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=800)
+@settings(PROPERTY, max_examples=300)
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_plans_are_safe_in_a_crowd(seed: int) -> None:
@@ -164,7 +164,7 @@ def test_the_order_of_the_snapshot_does_not_matter(
     _check_order(snapshot, request, rng)
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(SEEDS)
 def test_the_order_of_the_snapshot_does_not_matter_in_a_crowd(seed: int) -> None:
     """The same where several victims have to be chosen among many."""
@@ -183,7 +183,7 @@ def _check_order(snapshot: RegionSnapshot, request: PlacementRequest, rng: Rando
     assert bid(shuffled, request) == bid(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(SEEDS)
 def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
     """A workload that has a plan on free machines alone gets one without victims."""
@@ -196,7 +196,7 @@ def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
         assert plan is not None and plan.victims == ()
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(SEEDS)
 def test_refusals_tell_the_truth(seed: int) -> None:
     """What is said to be placeable is, without the other jobs; what lacks hardware does not fit an empty region."""

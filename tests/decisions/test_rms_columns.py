@@ -48,7 +48,7 @@ def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, Pl
             assert bid_in(planner, request) == reference.bid(now, request)
 
 
-@settings(PROPERTY, max_examples=400)
+@settings(PROPERTY, max_examples=200)
 @given(st.integers(0, 2**32))
 def test_an_award_shows_in_the_next_bid(seed: int) -> None:
     """Bids of a tick on one region, each on what the awards before left, are those on the snapshots after them."""
