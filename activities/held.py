@@ -208,15 +208,16 @@ class Held:
 
     def market(self, scan: int) -> Market:
         """All regions' desks, in the pass that began with a scan, their columns as of the last look."""
-        for region in sorted(self._stale):
-            self.planner(region)
         known = self._market
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
             known = self._market = Market(self.regions.values(), self._options, known.stats if known else None)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)
+            self._stale.clear()
             self._pass = scan
+        for region in sorted(self._stale):
+            self.planner(region)
         return known
 
     def attempt_of(self, workload: str) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from auction.entry import Entry
+from auction.entry import Entry, Stats
 from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
@@ -23,8 +23,9 @@ from rms.reserve import Reservation, kept, reserve
 class Desk:
     """One region in one market."""
 
-    def __init__(self, region: Region, *, may_evict: bool, uses_cache: bool) -> None:
+    def __init__(self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool) -> None:
         self.region = region
+        self._stats = stats
         self._planner = Planner(region)
         self._may_evict = may_evict
         self._uses_cache = uses_cache
@@ -41,8 +42,11 @@ class Desk:
     def bid(self, entry: Entry) -> Bid:
         """The region's answer for one workload."""
         request, bound = self._request(entry), self._binds(entry)
+        self._stats.bids += 1
         if self._uses_cache:
             known = self.cache.find(request, bound=bound)
+            self._stats.negative_hits += known is not None
+            self._stats.negative_misses += known is None
             if known is not None:
                 return Bid(request.workload, self.region.name, None, self._like(request, *known), lasting=True)
         with self._reach(entry):
@@ -80,7 +84,11 @@ class Desk:
 
     def soonest(self, entry: Entry) -> Reservation | None:
         """What a reservation would be; None: there is one already, or the workload could never start."""
-        return None if self.reservation is not None else reserve(self._planner, self._request(entry))
+        request = self._request(entry)
+        self._planner.begin(request)
+        if self.reservation is not None or no_hardware(self._planner, request):
+            return None
+        return reserve(self._planner, request)
 
     def _request(self, entry: Entry) -> PlacementRequest:
         return entry.request if self._may_evict else replace(entry.request, rank=OVER_QUOTA_RANK)

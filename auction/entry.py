@@ -26,7 +26,7 @@ class Entry:
 
     def preference(self, plan: Plan) -> tuple[object, ...]:
         """The order of plans for it: their quality, then where the slow path wanted it, then region and machine ids."""
-        return (*plan.quality.key, plan.region != self.planned_region, *plan.key[len(plan.quality.key) :])
+        return plan.quality.key, plan.region != self.planned_region, plan.key
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,13 @@ class Market:
     def __init__(self, regions: Iterable[Region], options: Options = Options(), stats: Stats | None = None) -> None:
         """Counts go on from `stats`."""
         self._options = options
+        self.stats = stats if stats is not None else Stats()
         self._desks = {
-            region.name: Desk(region, may_evict=options.may_evict, uses_cache=options.negative_cache)
+            region.name: Desk(region, self.stats, may_evict=options.may_evict, uses_cache=options.negative_cache)
             for region in sorted(regions, key=lambda region: region.name)
         }
         self._changed: set[str] = set()
         """Regions that an award has changed since the bids of the batch."""
-        self.stats = stats if stats is not None else Stats()
 
     @property
     def regions(self) -> Mapping[str, Region]:
@@ -95,16 +95,7 @@ class Market:
         return usable | self._ask(entry, [name for name in self._desks if name not in usable])
 
     def _ask(self, entry: Entry, regions: Iterable[str]) -> Bids:
-        asked = [name for name in regions if entry.may_run_in(name)]
-        self.stats.bids += len(asked)
-        bids = {}
-        for name in asked:
-            cache = self._desks[name].cache
-            hits, misses = cache.hits, cache.misses
-            bids[name] = self._desks[name].bid(entry)
-            self.stats.negative_hits += cache.hits - hits
-            self.stats.negative_misses += cache.misses - misses
-        return bids
+        return {name: self._desks[name].bid(entry) for name in regions if entry.may_run_in(name)}
 
     def _one(self, entry: Entry, bids: Bids, only: str | None = None) -> Won | None:
         """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""

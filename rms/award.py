@@ -8,6 +8,7 @@ import numpy as np
 
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
+from rms.gang import need_of
 from rms.machines import shift
 from rms.region import Promise, Region
 
@@ -157,7 +158,7 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, I
     """What the plan needs of each machine, by row."""
     out: dict[int, I8] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
-        one = np.array((job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task), np.int64)
+        one = np.array(need_of(job)[:3])
         for machine, tasks in placement.machines:
             row = region.row(machine)
             if row is None:

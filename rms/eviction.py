@@ -7,7 +7,7 @@ import numpy as np
 from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
 from rms.holders import RANKS, Holders, id_before
-from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines, shift
+from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
 from rms.packing import Need, Spread, capacity
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
 
@@ -50,7 +50,7 @@ class Memo(NamedTuple):
     @classmethod
     def of(cls, types: int, clusters: int) -> "Memo":
         """Nothing is known."""
-        shape = max(1, types), clusters
+        shape = types, clusters
         return cls(np.full(shape, -1), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
@@ -224,10 +224,7 @@ def plan_evicting(
     """
     best, where, used, spans, victims_of = NOWHERE, 0, 0, 0, 0
     best_lost, best_youngest = 0, 0.0
-    for preference in range(len(types) if need.gpus else 1):
-        wanted = types[preference] if need.gpus else NO_TYPE
-        if need.gpus and wanted == NO_TYPE:
-            continue
+    for preference, wanted in enumerate(types):
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, middle = group_rows(machines, cluster, wanted)
             if first == last:
@@ -260,7 +257,7 @@ def plan_evicting(
             if order == 0:
                 # Only now does it matter how compact the plans are: most are never packed.
                 if used == 0:
-                    top, end, mid = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+                    top, end, mid = group_rows(machines, where, types[best])
                     used, spans = _place_after(machines, holders, choice.best, victims_of, need, top, end, mid, out)
                 here, racks = _place_after(machines, holders, choice.victims, needed, need, first, last, middle, out)
                 order = -1 if (racks, here) < (spans, used) else 1
@@ -269,7 +266,7 @@ def plan_evicting(
                 choice.best_by_rank[:] = choice.by_rank
                 choice.best[:needed] = choice.victims[:needed]
     if best != NOWHERE:
-        first, last, middle = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+        first, last, middle = group_rows(machines, where, types[best])
         used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
         out.best_machine[:used], out.best_tasks[:used] = out.machine[:used], out.tasks[:used]
     return best, where, used, spans, victims_of
@@ -281,10 +278,7 @@ def most_placeable(
 ) -> int:
     """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
     most = 0
-    for preference in range(len(types) if need.gpus else 1):
-        wanted = types[preference] if need.gpus else NO_TYPE
-        if need.gpus and wanted == NO_TYPE:
-            continue
+    for wanted in types:
         fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)

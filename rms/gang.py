@@ -183,11 +183,11 @@ class Planner:
 
     def _memo(self, job: JobRequest, rank: int) -> Memo:
         """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
-        clusters = len(self.region.clusters)
+        shape = len(self.region.type_numbers(job)), len(self.region.clusters)
         if self._has_enemies:
-            return Memo.of(len(job.gpu_types), clusters)
+            return Memo.of(*shape)
         key = need_of(job), job.gpu_types, rank
-        memo = self._memos.pop(key, None) or Memo.of(len(job.gpu_types), clusters)
+        memo = self._memos.pop(key, None) or Memo.of(*shape)
         self._memos[key] = memo  # The last one used is the last one to go.
         if len(self._memos) > _MEMOS:
             del self._memos[next(iter(self._memos))]

@@ -16,6 +16,9 @@ from rms.arrays import I4, I8
 GPUS, CPUS_MILLI, MEMORY_BYTES = range(3)
 """Columns of an amount."""
 NO_TYPE = -1
+"""The type of machines without GPUs, and of jobs without."""
+MISSING = -2
+"""A type that no machine of the region has."""
 MEBIBYTE = 1 << 20
 
 

@@ -39,13 +39,11 @@ class NegativeCache:
     has no room by itself is kept. That of a gang whose jobs compete tells nothing of another gang.
     """
 
-    hits: int = 0
-    misses: int = 0
     _frontier: dict[frozenset[str], list[Refused]] = field(default_factory=dict)
     """By the set of GPU types that a job accepts: the hardware."""
 
     def find(self, request: PlacementRequest, *, bound: bool = False) -> tuple[JobRequest, Refused] | None:
-        """One of the request's jobs that has no room, and the refused one that tells so; counts a hit or a miss.
+        """One of the request's jobs that has no room, and the refused one that tells so.
 
         `bound`: what is reserved is out of its reach.
         """
@@ -56,9 +54,7 @@ class NegativeCache:
                 if types == tried or (types and types < tried):
                     for known in refused:
                         if known.is_no_more_than(asked):
-                            self.hits += 1
                             return job, known
-        self.misses += 1
         return None
 
     def add(self, request: PlacementRequest, job: JobRequest, *, bound: bool = False) -> None:
@@ -70,7 +66,7 @@ class NegativeCache:
             known.append(new)
 
     def clear(self) -> None:
-        """The pass is over; the counts stay."""
+        """The pass is over."""
         self._frontier.clear()
 
     def copy(self) -> "NegativeCache":
@@ -78,7 +74,7 @@ class NegativeCache:
         return NegativeCache(_frontier={types: list(known) for types, known in self._frontier.items()})
 
     def become(self, other: "NegativeCache") -> None:
-        """Knows what another knows, and no more; the counts stay."""
+        """Knows what another knows, and no more."""
         self._frontier = {types: list(known) for types, known in other._frontier.items()}
 
     def __len__(self) -> int:

@@ -22,8 +22,8 @@ def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None
 def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int, int]:
     """Rows from, to, and the end of the first tier, of one cluster's machines that serve a job; none: (0, 0, 0).
 
-    `wanted` is a GPU type's number, or `NO_TYPE` for a job without GPUs: that may use every machine of the cluster, but
-    those with GPUs only where the others do not suffice.
+    `wanted` is a number of `Region.type_numbers`. A job without GPUs may use every machine of the cluster, but those
+    with GPUs only where the others do not suffice.
     """
     first, last = machines.cluster_at[cluster], machines.cluster_at[cluster + 1]
     if wanted == NO_TYPE:
@@ -127,10 +127,7 @@ def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[i
     its numbers of machines and racks. The plan is in `out.best_machine` and `out.best_tasks`.
     """
     best, where, fewest, racks = NOWHERE, 0, 0, 0
-    for preference in range(len(types) if need.gpus else 1):
-        wanted = types[preference] if need.gpus else NO_TYPE
-        if need.gpus and wanted == NO_TYPE:
-            continue
+    for preference, wanted in enumerate(types):
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, middle = group_rows(machines, cluster, wanted)
             if first == last or group_bound(machines, need, first, last) < need.tasks:
@@ -146,7 +143,7 @@ def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[i
         if best != NOWHERE:
             break
     if best != NOWHERE:
-        first, last, middle = group_rows(machines, where, types[best] if need.gpus else NO_TYPE)
+        first, last, middle = group_rows(machines, where, types[best])
         found = _found(machines, need, first, last, middle, out)
         pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
         out.best_machine[:fewest], out.best_tasks[:fewest] = out.machine[:fewest], out.tasks[:fewest]
@@ -168,10 +165,7 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
 def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
     """The most of the job's tasks that one cluster (`span`: the region) and type could take if nothing ran."""
     total, most = machines.total, 0
-    for preference in range(len(types) if need.gpus else 1):
-        wanted = types[preference] if need.gpus else NO_TYPE
-        if need.gpus and wanted == NO_TYPE:
-            continue
+    for wanted in types:
         fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
@@ -187,10 +181,7 @@ def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
 def hopeful_groups(machines: Machines, need: Need, types: I4) -> list[tuple[int, int]]:
     """Rows from and to of the groups that may hold the job, going by their sums."""
     out = [(0, 0) for _ in range(0)]
-    for preference in range(len(types) if need.gpus else 1):
-        wanted = types[preference] if need.gpus else NO_TYPE
-        if need.gpus and wanted == NO_TYPE:
-            continue
+    for wanted in types:
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, _ = group_rows(machines, cluster, wanted)
             if first < last and group_bound(machines, need, first, last) >= need.tasks:

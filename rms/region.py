@@ -8,7 +8,7 @@ import numpy as np
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
 from rms.arrays import I4, I8
 from rms.holders import Holders, HolderTable
-from rms.machines import NO_TYPE, Layout, Machines, place
+from rms.machines import MISSING, NO_TYPE, Layout, Machines, place
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Region:
         """Machines that are not there now: their rows stay, and are empty."""
         self._arrived: dict[str, MachineState] = {}
         """Machines at places where no row is: the layout is made anew at the next refresh."""
-        self._lay_out(())
+        self._lay_out((), ())
 
     @classmethod
     def of(cls, snapshot: RegionSnapshot) -> "Region":
@@ -82,6 +82,7 @@ class Region:
     def drop_running(self, workload: str) -> None:
         """A workload holds nothing here any more."""
         self._holders.drop(workload)
+        self.promises.pop(workload, None)
 
     def spare_no_more(self, workload: str) -> None:
         """A workload that may be evicted is so at once, not only from the next refresh on."""
@@ -93,15 +94,14 @@ class Region:
         if self._arrived:
             stay = [m for m in self._layout.ids if m not in self._closed and m not in self._arrived]
             machines = [self._layout.machine(self._layout.row_of[m]) for m in stay]
-            self._lay_out((*machines, *self._arrived.values()))
+            self._lay_out((*machines, *self._arrived.values()), tuple(self.running_workloads()))
         self._holders.refresh(now_s)
 
     def judge_losses(self) -> None:
         """Makes the holders' `lost_gpu_ms` that of the moment: only who may evict asks for it."""
         self._holders.judge_losses(self.now_s)
 
-    def _lay_out(self, machines: Iterable[MachineState]) -> None:
-        running = list(self.running_workloads()) if self.hardware else []
+    def _lay_out(self, machines: Iterable[MachineState], running: Iterable[RunningWorkload]) -> None:
         self._layout = Layout(machines)
         self._arrived.clear()
         self._closed.clear()
@@ -180,5 +180,9 @@ class Region:
         return machine in self._layout.row_of and machine not in self._closed
 
     def type_numbers(self, job: JobRequest) -> I4:
-        """The job's GPU types as numbers, most preferred first; `NO_TYPE` for those that the region lacks."""
-        return np.array([self._layout.types.get(t, NO_TYPE) for t in job.gpu_types], np.int32)
+        """The job's GPU types as numbers, most preferred first: `MISSING` for those that the region lacks.
+
+        A job without GPUs has one, `NO_TYPE`.
+        """
+        types = [self._layout.types.get(t, MISSING) for t in job.gpu_types] if job.gpus_per_task else [NO_TYPE]
+        return np.array(types, np.int32)

@@ -13,7 +13,8 @@ import numpy as np
 from domain.compiled import compiled
 from domain.scheduling import PlacementRequest, RunningWorkload
 from rms.arrays import B1, I8
-from rms.gang import JobPlan, Planner
+from rms.eviction import free_all
+from rms.gang import JobPlan, Planner, need_of
 from rms.holders import Holders
 from rms.machines import Machines, shift
 from rms.region import Region
@@ -72,7 +73,7 @@ def reserve(planner: Planner, request: PlacementRequest) -> Reservation | None:
         return None
     needs: dict[int, I8] = {}
     for plan in plans:
-        one = np.array((plan.job.gpus_per_task, plan.job.cpus_milli_per_task, plan.job.memory_bytes_per_task), np.int64)
+        one = np.array(need_of(plan.job)[:3])
         for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True):
             needs[row] = needs.get(row, np.zeros(3, np.int64)) + tasks * one
     return Reservation(request.workload, request.rank, float(times_s[high]), needs)
@@ -121,6 +122,4 @@ def _gone(region: Region, who: B1) -> Iterator[None]:
 def _give_up(machines: Machines, holders: Holders, who: B1, sign: int) -> None:
     for holder in range(who.size):
         if who[holder]:
-            for k in range(holders.first[holder], holders.last[holder]):
-                gpus, cpus_milli, memory_bytes = holders.held[k, 0], holders.held[k, 1], holders.held[k, 2]
-                shift(machines, holders.machine[k], sign * gpus, sign * cpus_milli, sign * memory_bytes)
+            free_all(machines, holders, holder, sign)
