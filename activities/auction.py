@@ -152,6 +152,9 @@ class AuctionActivities:
                 placed = [outcome.bid for outcome in outcomes]
                 done = awards.award(self._engine, [_candidate(a, b) for a, b in zip(todo, placed, strict=True) if b])
                 result.awarded += done.count
+                if done.count:
+                    with transaction(self._engine) as session:
+                        outbox.wake_readers(session)
                 settled = _settled(placed, done)
                 last |= {outcome.workload: outcome for outcome in outcomes[: settled + 1]}
                 waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]

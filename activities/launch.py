@@ -1,7 +1,8 @@
 """Writing an attempt's launch description: the one document that all its agents read."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Engine, select
@@ -12,10 +13,12 @@ from temporalio.exceptions import ApplicationError
 from agent.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain import ids
 from domain.protocol import Activity, LaunchPlan, NodeLaunch, StageRequest
+from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
-from infra.db.models import Allocation, Archive, Machine, Region, Secret, Workload
+from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Secret, Workload
 from infra.db.session import transaction
+from infra.db.tasks import tasks_of
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from infra.objects.store import ObjectStore, open_store
 
@@ -37,13 +40,14 @@ class LaunchActivities:
             row = session.get_one(Workload, request.workload_id)
             spec = WorkloadSpec.model_validate(row.spec)
             allocations, machines = self._holdings(session, request)
+            tasks = tasks_of(row, session.get_one(Attempt, (request.workload_id, request.attempt)), allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
-            sealed = self._sealed_secrets(session, spec, allocations, machines)
+            sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
             checkpoint_region = row.checkpoint_region
         store = open_store(region.bucket_url)
-        launch = self._describe(request, spec, region.name, store, allocations, sealed)
+        launch = self._describe(request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed)
         if spec.workdir is not None:
             self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
@@ -98,7 +102,7 @@ class LaunchActivities:
         return [a for a, _ in found], {m.id: m for _, m in found}
 
     def _sealed_secrets(
-        self, session: Session, spec: WorkloadSpec, allocations: list[Allocation], machines: dict[str, Machine]
+        self, session: Session, spec: WorkloadSpec, tasks: Sequence[TaskSlots], machines: dict[str, Machine]
     ) -> dict[str, str]:
         """Machine to the secrets of its tasks' jobs, sealed to its key."""
         names = {name for job in spec.jobs for name in job.secrets.values()}
@@ -113,11 +117,10 @@ class LaunchActivities:
                 raise ApplicationError(message, type="MissingSecret")
             values[name] = decrypt_secret(key, row.box)
         out = {}
-        for allocation in allocations:
-            here = {task["job"] for task in allocation.tasks["tasks"]}
+        for name, machine in machines.items():
+            here = {task.job for task in tasks if task.machine == name}
             body = {job.name: {v: values[n] for v, n in job.secrets.items()} for job in spec.jobs if job.name in here}
-            public = machines[allocation.machine].public_key
-            out[allocation.machine] = seal_for_machine(public, json.dumps(body, sort_keys=True).encode())
+            out[name] = seal_for_machine(machine.public_key, json.dumps(body, sort_keys=True).encode())
         return out
 
     @staticmethod
@@ -126,38 +129,35 @@ class LaunchActivities:
         spec: WorkloadSpec,
         region: str,
         store: ObjectStore,
-        allocations: list[Allocation],
+        machines: Sequence[str],
+        slots: Sequence[TaskSlots],
         sealed: dict[str, str],
     ) -> LaunchDescription:
-        node_rank = {a.machine: i for i, a in enumerate(allocations)}
-        placed: list[tuple[str, int, str, list[int]]] = []
-        for allocation in allocations:
-            for task in allocation.tasks["tasks"]:
-                placed.append((task["job"], task["task"], allocation.machine, task["slots"]))
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
         for name in jobs:
-            of_job = sorted(p for p in placed if p[0] == name)
-            used_nodes = sorted({p[2] for p in of_job}, key=lambda m: node_rank[m])
-            for job, index, machine, slots in of_job:
-                here = [p[1] for p in of_job if p[2] == machine]
-                if index == 0:
-                    masters[name] = machine
+            of_job = [t for t in slots if t.job == name]
+            local = Counter[str]()
+            sizes = Counter(t.machine for t in of_job)
+            nodes = [machine for machine in machines if machine in sizes]
+            masters[name] = of_job[0].machine
+            for task in of_job:
                 tasks.append(
                     TaskPlace(
-                        job=job,
-                        task=index,
-                        machine=machine,
-                        rank=index,
+                        job=name,
+                        task=task.task,
+                        machine=task.machine,
+                        rank=task.task,
                         world_size=len(of_job),
-                        node_rank=used_nodes.index(machine),
-                        local_rank=here.index(index),
-                        local_world_size=len(here),
-                        slots=tuple(slots),
+                        node_rank=nodes.index(task.machine),
+                        local_rank=local[task.machine],
+                        local_world_size=sizes[task.machine],
+                        slots=task.slots,
                         cpus_milli=jobs[name].resources.cpus_milli,
                         memory_bytes=jobs[name].resources.memory_bytes,
                     )
                 )
+                local[task.machine] += 1
         return LaunchDescription(
             workload_id=request.workload_id,
             name=spec.name,

@@ -1,8 +1,7 @@
-"""Who has which slot, and handing over slots, CPUs and memory. Only this and `activities.awards` write allocations.
+"""Handing over slots, CPUs and memory. Only this and the award (`activities.awards`) write allocations.
 
-The allocation guard in the database keeps the machines' masks and refuses overlaps; here is who gets which slot. What
-touches the database runs in the caller's transaction, which is READ COMMITTED: what is decided by is read after its
-lock is held.
+The allocation guard in the database keeps the machines' masks and refuses overlaps. All of this runs in the caller's
+transaction, which is READ COMMITTED: what is decided by is read after its lock is held.
 
 Locks are taken in one order everywhere, so that nobody waits in a circle: workloads by id, machines by id, allocations
 (only ever written under the lock of their machine), attempts (of successors by id, then one's own). Whoever holds an
@@ -11,64 +10,13 @@ which attempt is released or evicted; an attempt's lock guards what is reported 
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol import MailKind
-from domain.scheduling import JobPlacement, JobRequest
 from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
-
-
-class StalePlan(Exception):
-    """The facts on which a plan rests have changed since its bid: the region bids again."""
-
-
-@dataclass
-class Share:
-    """What a plan wants of one machine."""
-
-    tasks: list[tuple[str, int, int]] = field(default_factory=list)
-    """(job, task index, GPU slots)."""
-    gpus: int = 0
-    cpus_milli: int = 0
-    memory_bytes: int = 0
-
-
-def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, Share]:
-    """A plan by machine id, tasks numbered in the plan's order of machines."""
-    out: dict[str, Share] = {}
-    for request, placement in zip(requests, placements, strict=True):
-        index = 0
-        for machine, count in placement.machines:
-            share = out.setdefault(machine, Share())
-            for _ in range(count):
-                share.tasks.append((request.name, index, request.gpus_per_task))
-                index += 1
-            share.gpus += count * request.gpus_per_task
-            share.cpus_milli += count * request.cpus_milli_per_task
-            share.memory_bytes += count * request.memory_bytes_per_task
-        if index != request.tasks:
-            raise StalePlan(f"plan places {index} of {request.tasks} tasks of job {request.name}")
-    return dict(sorted(out.items()))
-
-
-def lowest_bits(mask: int, count: int) -> int:
-    """The `count` lowest set bits of `mask`, or all of them where it has fewer."""
-    out = 0
-    for _ in range(count):
-        bit = mask & -mask
-        out |= bit
-        mask &= ~bit
-    return out
-
-
-def bits(mask: int) -> list[int]:
-    """Slot numbers of a mask, ascending."""
-    return [i for i in range(mask.bit_length()) if mask >> i & 1]
 
 
 def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
@@ -77,15 +25,6 @@ def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
         select(Machine).where(Machine.id.in_(sorted(set(ids)))).order_by(Machine.id).with_for_update()
     )
     return {row.id: row for row in rows.all()}
-
-
-def slots_of_tasks(share: Share, slots: list[int]) -> list[dict[str, Any]]:
-    """Which of a machine's `slots` each of its tasks has."""
-    out, used = [], 0
-    for job, index, gpus in share.tasks:
-        out.append({"job": job, "task": index, "slots": slots[used : used + gpus]})
-        used += gpus
-    return out
 
 
 def release(session: Session, workload: str, attempt: int, silent: Collection[str] = ()) -> dict[str, Machine]:

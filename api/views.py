@@ -53,11 +53,6 @@ def reason_view(body: Mapping[str, Any] | None) -> ReasonView | None:
     return ReasonView(code=code, detail=dict(body.get("detail") or {}), sentence=str(body.get("sentence") or code))
 
 
-def slot_list(mask: int) -> list[int]:
-    """The GPU slots in a bit mask, in order."""
-    return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]
-
-
 def write_audit(
     session: Session, caller: Caller, action: str, target: str, *, tenant: str | None = None, **detail: object
 ) -> None:

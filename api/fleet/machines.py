@@ -13,10 +13,11 @@ from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
 from api.problems import not_found
 from api.state import StateOf
-from api.views import ReasonView, View, reason_view, slot_list, write_audit
+from api.views import ReasonView, View, reason_view, write_audit
 from domain.ids import machine_id
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
+from domain.slots import bits
 from infra.db import events, outbox
 from infra.db.models import Allocation, Machine, Workload
 
@@ -205,8 +206,8 @@ def _fields(row: Machine) -> dict[str, object]:
         "rack": row.rack,
         "gpu_type": row.gpu_type,
         "gpus": row.gpus,
-        "slots_held": slot_list(row.held),
-        "slots_promised": slot_list(row.promised),
+        "slots_held": bits(row.held),
+        "slots_promised": bits(row.promised),
         "cpus": row.cpus_milli / 1000,
         "free_cpus": row.free_cpus_milli / 1000,
         "memory_bytes": row.memory_bytes,

@@ -1,6 +1,8 @@
 """Reading workloads from Postgres into answers."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import func, select
@@ -9,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller
 from api.problems import not_found
-from api.views import reason_view, slot_list
+from api.views import reason_view
 from api.workloads.views import (
     AllocationView,
     AttemptView,
@@ -22,7 +24,9 @@ from api.workloads.views import (
 )
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
+from domain.slots import bits
 from infra.db.models import Allocation, Attempt, Tenant, Workload
+from infra.db.tasks import tasks_of
 
 PREEMPTIONS = (ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED)
 """Outcomes of attempts that count as preemptions."""
@@ -58,15 +62,16 @@ def views(session: Session, rows: Sequence[Workload]) -> list[WorkloadView]:
 def detail(session: Session, row: Workload) -> WorkloadDetail:
     """One workload with its specification and placement."""
     (fields,) = _fields(session, [row])
-    live = select(Allocation).where(
-        Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
-    )
+    live = session.scalars(
+        select(Allocation).where(
+            Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
+        )
+    ).all()
+    tasks = tasks_of(row, session.get_one(Attempt, (row.id, row.attempt)), live) if live else []
     placement = [
-        PlacementView(machine=allocation.machine, job=task["job"], task=task["task"], slots=task["slots"])
-        for allocation in session.scalars(live.order_by(Allocation.machine))
-        for task in allocation.tasks.get("tasks", [])
+        PlacementView(machine=t.machine, job=t.job, task=t.task, slots=list(t.slots))
+        for t in sorted(tasks, key=lambda t: (t.job, t.task))
     ]
-    placement.sort(key=lambda p: (p.job, p.task, p.machine))
     return WorkloadDetail(**fields, spec=row.spec, placement=placement)
 
 
@@ -89,11 +94,15 @@ def allocations(session: Session, row: Workload) -> list[AllocationView]:
     """A workload's allocations, oldest first."""
     found = session.scalars(
         select(Allocation).where(Allocation.workload == row.id).order_by(Allocation.attempt, Allocation.machine)
-    )
+    ).all()
+    tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for number, own in groupby(found, lambda a: a.attempt):
+        for t in tasks_of(row, session.get_one(Attempt, (row.id, number)), own):
+            tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
     return [
         AllocationView(
-            attempt=a.attempt, machine=a.machine, slots=slot_list(a.slots), awaited=slot_list(a.awaited),
-            cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=a.tasks.get("tasks", []),
+            attempt=a.attempt, machine=a.machine, slots=bits(a.slots), awaited=bits(a.awaited),
+            cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=tasks[a.attempt, a.machine],
             awarded_at=a.awarded_at, held_at=a.held_at, released_at=a.released_at,
         )
         for a in found

@@ -5,9 +5,13 @@ second.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import ProgrammingError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 _FOLDER = Path(__file__).parent / "migrations"
 _LOCK = 0x6D697A7A656E  # the word in ASCII: two processes that start together migrate one after the other
@@ -34,14 +38,16 @@ def upgrade(engine: Engine) -> None:
         return
     with engine.begin() as connection:
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        _run_alembic(connection)
+        from alembic import command
+
+        command.upgrade(config(connection), "head")
 
 
-def _run_alembic(connection: Connection) -> None:
-    from alembic import command
+def config(connection: Connection) -> "Config":
+    """Alembic's, for its commands on a connection; what they change is in the connection's transaction."""
     from alembic.config import Config
 
-    config = Config()
-    config.set_main_option("script_location", str(_FOLDER))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    found = Config()
+    found.set_main_option("script_location", str(_FOLDER))
+    found.attributes["connection"] = connection
+    return found

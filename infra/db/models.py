@@ -263,8 +263,6 @@ class Allocation(Base):
     """Part of `cpus_milli` that victims still hold."""
     memory_bytes: Mapped[int]
     awaited_memory_bytes: Mapped[int]
-    tasks: Mapped[Json]
-    """`{"tasks": [{"job", "task", "slots": [..]}]}`."""
     awarded_at: Mapped[datetime] = mapped_column(server_default=_NOW)
     held_at: Mapped[datetime | None]
     """When nothing was awaited any more: tasks run only after."""

@@ -6,10 +6,19 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from domain.protocol import MailKind
+from infra.db import events
 from infra.db.models import Outbox
 
 CHANNEL = "mizzen_outbox"
 """`NOTIFY` channel: something was put into the outbox."""
+
+
+def wake_readers(session: Session) -> None:
+    """Wakes those who read the outbox and the event log, after writes that did not.
+
+    Commits of transactions that notify wait for each other: many at once had better leave it to one that comes after.
+    """
+    session.execute(text(f"select pg_notify('{events.CHANNEL}', ''), pg_notify('{CHANNEL}', '')"))
 
 
 def _put(session: Session, kind: str, workload: str | None, body: dict[str, Any]) -> None:

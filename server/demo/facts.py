@@ -1,13 +1,18 @@
 """What happened in a run, read from Postgres: the allocation history, attempts and events."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
 
+from domain.slots import TaskSlots
 from infra.db.models import Allocation, Attempt, Event, Machine, Workload
 from infra.db.session import transaction
+from infra.db.tasks import tasks_of
 
 
 @dataclass(frozen=True)
@@ -62,30 +67,37 @@ def _seconds(at: datetime | None, default: float) -> float:
     return at.timestamp() if at is not None else default
 
 
+def _tasks(session: Session, rows: Mapping[str, Workload]) -> Iterator[tuple[Attempt, TaskSlots, Allocation]]:
+    """Every task of every attempt, with the allocation that has it."""
+    found = session.scalars(select(Allocation).order_by(Allocation.workload, Allocation.attempt, Allocation.machine))
+    for (workload, number), allocations in groupby(found.all(), lambda a: (a.workload, a.attempt)):
+        own = {a.machine: a for a in allocations}
+        attempt = session.get_one(Attempt, (workload, number))
+        for task in tasks_of(rows[workload], attempt, own.values()):
+            yield attempt, task, own[task.machine]
+
+
 def read_facts(engine: Engine, now_s: float) -> Facts:
     """All facts up to now; what is not over ends at `now_s`."""
     with transaction(engine, isolation="REPEATABLE READ") as session:
         rows = {row.id: row for row in session.scalars(select(Workload).order_by(Workload.id))}
         machines = {m.id: m for m in session.scalars(select(Machine).order_by(Machine.id))}
-        holds = []
-        for a in session.scalars(
-            select(Allocation).where(Allocation.held_at.is_not(None)).order_by(Allocation.machine)
-        ):
-            for task in a.tasks["tasks"]:
-                for slot in task["slots"]:
-                    holds.append(
-                        Hold(
-                            machine=a.machine,
-                            slot=slot,
-                            workload=a.workload,
-                            name=rows[a.workload].name,
-                            tenant=rows[a.workload].tenant,
-                            attempt=a.attempt,
-                            task=f"{task['job']}/{task['task']}",
-                            start_s=_seconds(a.held_at, now_s),
-                            end_s=_seconds(a.released_at, now_s),
-                        )
-                    )
+        holds = [
+            Hold(
+                machine=task.machine,
+                slot=slot,
+                workload=attempt.workload,
+                name=rows[attempt.workload].name,
+                tenant=rows[attempt.workload].tenant,
+                attempt=attempt.attempt,
+                task=f"{task.job}/{task.task}",
+                start_s=_seconds(held.held_at, now_s),
+                end_s=_seconds(held.released_at, now_s),
+            )
+            for attempt, task, held in _tasks(session, rows)
+            if held.held_at is not None
+            for slot in task.slots
+        ]
         attempts = tuple(
             AttemptFact(
                 workload=a.workload,

@@ -11,6 +11,7 @@ from sqlalchemy import select
 import gms.scan
 from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
+from domain.slots import slots_of_tasks
 from domain.spec import WorkloadSpec
 from infra.db.models import Allocation, Attempt, Event, Eviction, Machine, Outbox, Tenant, Workload
 from tests.activities.oracle import queue_snapshot
@@ -72,13 +73,14 @@ def check_gangs(world: World) -> None:
             for allocation in own:
                 awaits = allocation.awaited or allocation.awaited_cpus_milli or allocation.awaited_memory_bytes
                 assert (allocation.held_at is None) == bool(awaits)
-                slots = [slot for task in allocation.tasks["tasks"] for slot in task["slots"]]
-                assert len(slots) == len(set(slots))
-                assert sum(1 << slot for slot in slots) == allocation.slots | allocation.awaited
             assert (attempt.ready_at is not None) == all(a.held_at is not None for a in own)
             spec = WorkloadSpec.model_validate(workload.spec)
-            tasks = Counter(task["job"] for a in own for task in a.tasks["tasks"])
-            assert tasks == {job.name: job.tasks for job in spec.jobs}
+            masks = {a.machine: a.slots | a.awaited for a in own}
+            tasks = list(slots_of_tasks(spec.requests(), attempt.plan["jobs"], masks))
+            assert Counter(t.job for t in tasks) == {job.name: job.tasks for job in spec.jobs}
+            for machine, mask in masks.items():
+                slots = [slot for t in tasks if t.machine == machine for slot in t.slots]
+                assert len(slots) == len(set(slots)) and sum(1 << slot for slot in slots) == mask
             assert sum(a.cpus_milli for a in own) == attempt.cpus_milli
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 import gms.scan
 import rms.bid
 import rms.compare
-from activities import awards, slots
+from activities import awards
 from activities.bids import asked
 from domain.phases import Phase
 from domain.protocol import AwardRequest, BidRequest, DryRunRequest
@@ -191,11 +191,15 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
     ticket = world.bid()
     wakes = world.put_out("wake")
 
-    def stale(*_: Any, **__: Any) -> bool:
-        raise slots.StalePlan
+    body = awards._body
+
+    def too_much(candidate: awards.Candidate) -> dict[str, Any]:
+        out = body(candidate)
+        out["machines"][0]["gpus"] += 100
+        return out
 
     with monkeypatch.context() as patched:
-        patched.setattr(awards._Facts, "_take", stale)
+        patched.setattr(awards, "_body", too_much)
         result = world.award(ticket)
     assert (result.awarded, result.waiting, result.rebids) == (0, 1, 2)
     assert world.waiting(workload) == ["award_conflict r"]

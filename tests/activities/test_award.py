@@ -3,16 +3,18 @@
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import select
+from alembic import command
+from sqlalchemy import select, text
 
-from activities import slots
 from domain.phases import Phase
 from domain.priority import rank_of
 from domain.protocol import TaskProgress
-from domain.spec import JobSpec
-from infra.db.models import Eviction, Machine, Workload
+from domain.slots import slots_of_tasks
+from domain.spec import JobSpec, WorkloadSpec
+from infra.db import migrate
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
 from tests.activities.invariants import check, check_history
-from tests.activities.world import GIB, Offer, World, job
+from tests.activities.world import GIB, Offer, StalePlan, World, job
 
 M1, M2, M3 = "r/c/m1", "r/c/m2", "r/c/m3"
 
@@ -223,7 +225,7 @@ def test_less_free_than_planned_refuses_a_plan(world: World, rival: JobSpec) -> 
 
 def _refuses(world: World, offer: Offer) -> None:
     before = world.dump()
-    with pytest.raises(slots.StalePlan):
+    with pytest.raises(StalePlan):
         world.accept(offer)
     assert world.dump() == before
 
@@ -255,6 +257,29 @@ def test_a_gang_without_gpus_is_placed_by_its_cpus_and_memory(fleet: World) -> N
     check(fleet)
     with fleet.session() as session:
         assert {m.free_cpus_milli for m in session.scalars(select(Machine))} == {6000}
+
+
+def test_an_older_schema_gets_the_slots_of_tasks_written_out(fleet: World) -> None:
+    """Going back one revision writes each allocation's tasks, as they follow from the plan; nothing else is changed."""
+    fleet.running(job("a", tasks=2, gpus=2), job("b", tasks=3, gpus=1), job("c", tasks=1, gpus=0))
+    with fleet.session() as session:
+        (attempt,) = session.scalars(select(Attempt))
+        spec = WorkloadSpec.model_validate(session.get_one(Workload, attempt.workload).spec)
+        masks = {a.machine: a.slots for a in session.scalars(select(Allocation))}
+        expected = [
+            (t.machine, t.job, t.task, list(t.slots))
+            for t in slots_of_tasks(spec.requests(), attempt.plan["jobs"], masks)
+        ]
+    before = fleet.dump()
+    with fleet.engine.connect() as connection:
+        config = migrate.config(connection)
+        command.downgrade(config, "0002")
+        rows = connection.execute(text("select machine, tasks from allocation")).all()
+        written = [(machine, t["job"], t["task"], t["slots"]) for machine, tasks in rows for t in tasks["tasks"]]
+        assert sorted(written) == sorted(expected)
+        command.upgrade(config, "head")
+        connection.commit()
+    assert fleet.dump() == before
 
 
 def test_tasks_of_one_machine_have_slots_of_their_own(fleet: World) -> None:

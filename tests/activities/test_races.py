@@ -11,13 +11,12 @@ import pytest
 from sqlalchemy import text
 
 from activities import slots
-from activities.slots import StalePlan
 from domain.phases import Phase
 from domain.protocol import TaskProgress
 from infra.db.models import Attempt
 from infra.db.session import transaction
 from tests.activities.invariants import check
-from tests.activities.world import World, job
+from tests.activities.world import StalePlan, World, job
 
 M1, M2 = "r/c/m1", "r/c/m2"
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
-from activities import awards, slots
+from activities import awards
 from activities.auction import AuctionActivities
 from activities.bids import RegionActivities, asked, region_bid
 from activities.held import Held
@@ -77,6 +77,10 @@ def job(
         gpus=gpus, gpu_types=types if gpus else (), cpus_milli=cpus_milli, memory_bytes=memory_bytes
     )
     return JobSpec(name=name, role=name, tasks=tasks, resources=resources, argv=more.pop("argv", ("true",)), **more)
+
+
+class StalePlan(Exception):
+    """The facts on which a plan rests have changed since its bid."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class World:
         """
         done = awards.award(self.engine, [offer.candidate])
         if done.verdict is awards.Verdict.STALE:
-            raise slots.StalePlan(offer.bid.workload)
+            raise StalePlan(offer.bid.workload)
         return done.count == 1
 
     def change(self, workload: str, phase: Phase, attempt: int | None = None) -> bool:

@@ -131,12 +131,12 @@ class World:
         released_at = columns.pop("released_at", None)
         gpu_type = MACHINES[machine][0]
         region = machine.partition("/")[0]
-        tasks = {"tasks": [{"job": "trainer", "task": t, "slots": [s]} for t, s in enumerate(_bits(slots))]}
+        plan = {"jobs": [{"job": "trainer", "machines": [(machine, slots.bit_count())]}]}
         held = {"cpus_milli": 2000, "memory_bytes": GIB} if slots else {"cpus_milli": 0, "memory_bytes": 0}
         with self.session() as session:
             session.add(
                 Attempt(
-                    workload=workload, attempt=attempt, region=region, plan={}, released_at=released_at,
+                    workload=workload, attempt=attempt, region=region, plan=plan, released_at=released_at,
                     gpu_types={gpu_type: slots.bit_count()} if gpu_type else {}, cpus_milli=held["cpus_milli"],
                     **columns,
                 )
@@ -145,7 +145,7 @@ class World:
             session.add(
                 Allocation(
                     workload=workload, attempt=attempt, machine=machine, slots=slots, awaited=0, awaited_cpus_milli=0,
-                    awaited_memory_bytes=0, tasks=tasks, held_at=func.now(), **held,
+                    awaited_memory_bytes=0, held_at=func.now(), **held,
                 )
             )  # fmt: skip
             session.flush()
@@ -167,10 +167,6 @@ class World:
             if phase in TERMINAL_PHASES:
                 row.finished_at = func.now()
             events.record(session, f"workload.{phase.value}", tenant=row.tenant, workload=workload, reason=reason)
-
-
-def _bits(mask: int) -> list[int]:
-    return [slot for slot in range(62) if mask >> slot & 1]
 
 
 def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys: Mapping[str, str]) -> None:

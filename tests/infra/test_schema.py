@@ -57,7 +57,7 @@ def machine(database: Engine) -> Engine:
 def _allocation(workload: int, slots: int, awaited: int = 0, cpus: int = 0, awaited_cpus: int = 0) -> Allocation:
     return Allocation(
         workload=f"w{workload}", attempt=1, machine="r/c/m", slots=slots, awaited=awaited, cpus_milli=cpus,
-        awaited_cpus_milli=awaited_cpus, memory_bytes=0, awaited_memory_bytes=0, tasks={"tasks": []},
+        awaited_cpus_milli=awaited_cpus, memory_bytes=0, awaited_memory_bytes=0,
     )  # fmt: skip
 
 

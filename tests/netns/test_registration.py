@@ -29,7 +29,7 @@ def machines(database: Engine) -> MachineActivities:
         session.flush()
         session.add(Attempt(workload="wl-1", attempt=1, region="east", plan={}, gpu_types={"a100": 1}, cpus_milli=1000))
         session.flush()
-        session.add(Allocation(workload="wl-1", attempt=1, machine=MACHINE, slots=1, awaited=0, tasks={}, **amounts))
+        session.add(Allocation(workload="wl-1", attempt=1, machine=MACHINE, slots=1, awaited=0, **amounts))
     return machines
 
 

@@ -1,0 +1,73 @@
+"""What a plan wants of each machine, and which GPU slots each of its tasks has there."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from domain.scheduling import JobPlacement, JobRequest
+
+
+@dataclass
+class Share:
+    """What a plan wants of one machine."""
+
+    gpus: int = 0
+    cpus_milli: int = 0
+    memory_bytes: int = 0
+
+
+def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, Share]:
+    """A plan by machine id.
+
+    Raises:
+        ValueError: it places more or fewer tasks than a job has.
+    """
+    out: dict[str, Share] = {}
+    for request, placement in zip(requests, placements, strict=True):
+        tasks = 0
+        for machine, count in placement.machines:
+            share = out.setdefault(machine, Share())
+            share.gpus += count * request.gpus_per_task
+            share.cpus_milli += count * request.cpus_milli_per_task
+            share.memory_bytes += count * request.memory_bytes_per_task
+            tasks += count
+        if tasks != request.tasks:
+            raise ValueError(f"plan places {tasks} of {request.tasks} tasks of job {request.name}")
+    return out
+
+
+def plan_body(placements: Iterable[JobPlacement]) -> list[dict[str, Any]]:
+    """Placements as an attempt keeps them (`plan["jobs"]`)."""
+    return [{"job": j.job, "cluster": j.cluster, "gpu_type": j.gpu_type, "machines": j.machines} for j in placements]
+
+
+@dataclass(frozen=True)
+class TaskSlots:
+    """A task's GPU slots on its machine."""
+
+    machine: str
+    job: str
+    task: int
+    """Its index in the job."""
+    slots: tuple[int, ...]
+
+
+def slots_of_tasks(
+    requests: Iterable[JobRequest], jobs: Sequence[Mapping[str, Any]], masks: Mapping[str, int]
+) -> Iterator[TaskSlots]:
+    """Every task of an attempt, by job and index; `jobs` as `plan_body` wrote them.
+
+    Tasks are numbered in the plan's order of machines. On each machine they have the slots of its mask (held or
+    awaited) in ascending order, in the order of jobs and tasks.
+    """
+    rest = {machine: bits(mask) for machine, mask in masks.items()}
+    for request, job in zip(requests, jobs, strict=True):
+        machines = [machine for machine, count in job["machines"] for _ in range(count)]
+        for task, machine in enumerate(machines):
+            own, rest[machine] = rest[machine][: request.gpus_per_task], rest[machine][request.gpus_per_task :]
+            yield TaskSlots(machine, request.name, task, tuple(own))
+
+
+def bits(mask: int) -> list[int]:
+    """Slot numbers of a mask, ascending."""
+    return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]
