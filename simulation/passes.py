@@ -88,8 +88,9 @@ class Passes:
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order), np.bool_)
         since_s = np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
-        late: npt.NDArray[np.bool_] = now_s - since_s > self._settings.reserve_after_s
-        return late & (standing.rank != OVER_QUOTA_RANK)
+        late = now_s - since_s > self._settings.reserve_after_s
+        out: npt.NDArray[np.bool_] = late & (standing.rank != OVER_QUOTA_RANK)
+        return out
 
     def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
         """By place in the queue: equal where rank, gang and places are."""
