@@ -56,7 +56,7 @@ class Desk:
             answer = replace(answer, lasting=True)
             if self._uses_cache:
                 self.cache.add(request, job, bound=bound)
-        if answer.plan is not None:
+        if answer.plan is not None and answer.plan.victims:
             answer = replace(answer, victim_attempts=self.region.attempts(answer.plan.victims))
         return answer
 
@@ -85,7 +85,6 @@ class Desk:
     def soonest(self, entry: Entry) -> Reservation | None:
         """What a reservation would be; None: there is one already, or the workload could never start."""
         request = self._request(entry)
-        self._planner.begin(request)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
         return reserve(self._planner, request)
@@ -104,6 +103,5 @@ class Desk:
         return nullcontext()
 
     def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
-        self._planner.begin(request)
         detail = {"region": self.region.name, "job": job.name, "smaller": known.workload}
         return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail),)

@@ -2,19 +2,28 @@
 
 One at a time, the first may take the only region that the second could have used. CP-SAT looks for regions for all of
 them within what regions have in all; whether machines, racks and victims work out is for the market to try.
+
+What it may not cost: whoever is placed one at a time is placed, on a GPU type that it likes as well and in one cluster
+if it was in one. No more are evicted in all, at no rank or above it, and no more work is lost. So what it wins is room
+that would have stayed empty. Without that it would place more at the expense of those who run, and they would be back
+in the queue: measured over days that is a loss.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from auction.entry import Entry
-from domain.scheduling import Bid
+from domain.priority import OVER_QUOTA_RANK
+from domain.scheduling import Bid, Plan
 
 CPUS = ""
 """The resource that is not a GPU type."""
 _PROPOSALS = 4
 Choice = dict[int, str]
 """Place in the head to region."""
+Plans = Mapping[int, Plan]
+"""Place in the head to the plan that it was awarded."""
 Supply = Mapping[str, Mapping[str, int]]
 """By region and resource (a GPU type, or `CPUS` in thousandths): what is free or may be evicted for."""
 
@@ -29,25 +38,26 @@ class Head:
     """By rank: what a workload of that rank may use."""
 
 
-def proposals(head: Head, placed: frozenset[int], budget: float) -> Iterator[Choice]:
-    """Choices of regions that may place more than those who were `placed` one at a time, the most promising first.
+def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
+    """Choices of regions that may be better (`is_better`) than what was placed one at a time, most promising first.
 
-    All of `placed` keep a place in each: nobody loses for others to win. More at a higher priority counts before any
-    number at a lower one, and then plans that are better for their workloads. A few are tried; each has to differ from
-    those before it. `budget` is CP-SAT's deterministic time for all of them, about seconds.
+    More at a higher priority counts before any number at a lower one, and then plans that are better for their
+    workloads. A few are tried; each has to differ from those before it. `budget` is CP-SAT's deterministic time for all
+    of them, about seconds.
     """
     from ortools.sat.python import cp_model  # Heavy, and seldom needed.
 
     model = cp_model.CpModel()
-    x = {
-        (i, region): model.new_bool_var(f"{i}@{region}")
+    plans = {
+        (i, region): bid.plan
         for i, bids in enumerate(head.bids)
         for region, bid in sorted(bids.items())
-        if bid.plan is not None
+        if bid.plan is not None and (i not in alone or _as_good(bid.plan, alone[i]))
     }
+    x = {(i, region): model.new_bool_var(f"{i}@{region}") for i, region in plans}
     own = {i: [v for (j, _), v in x.items() if j == i] for i in range(len(head.entries))}
     for i, options in own.items():
-        if i in placed:
+        if i in alone:
             model.add_exactly_one(options)
         else:
             model.add_at_most_one(options)
@@ -58,6 +68,9 @@ def proposals(head: Head, placed: frozenset[int], budget: float) -> Iterator[Cho
             below = [(i, r) for i, r in x if r == region and head.entries[i].request.rank >= rank]
             for resource, amount in supply.items():
                 model.add(sum(needs[at].get(resource, 0) * x[at] for at in below) <= amount)
+    most, costs = _cost(alone.values()), {at: _cost([plan]) for at, plan in plans.items()}
+    for k, amount in enumerate(most):
+        model.add(sum(costs[at][k] * v for at, v in x.items()) <= amount)
     weight = {rank: (len(head.entries) + 1) ** (len(ranks) - 1 - n) for n, rank in enumerate(ranks)}
     scale = len(head.entries) * (1 + max((len(options) for options in own.values()), default=0))
     worth = {(i, region): scale * weight[head.entries[i].request.rank] - _place(head, i, region) for i, region in x}
@@ -66,24 +79,42 @@ def proposals(head: Head, placed: frozenset[int], budget: float) -> Iterator[Cho
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = budget / _PROPOSALS
-    before = _by_rank(head, placed)
+    before = _by_rank(head, alone)
     for _ in range(_PROPOSALS):
         if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return
         chosen = [at for at, v in x.items() if solver.boolean_value(v)]
-        if _by_rank(head, frozenset(i for i, _ in chosen)) <= before:
+        if _by_rank(head, {i for i, _ in chosen}) <= before:
             return
         yield dict(chosen)
         model.add(sum(x[at] for at in chosen) <= len(chosen) - 1)
 
 
-def _by_rank(head: Head, placed: frozenset[int]) -> tuple[int, ...]:
-    return tuple(sum(head.entries[i].request.rank == rank for i in placed) for rank in range(1, 9))
+def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
+    ranks = [head.entries[i].request.rank for i in placed]
+    return tuple(ranks.count(rank) for rank in range(1, OVER_QUOTA_RANK + 1))
 
 
-def is_better(head: Head, placed: frozenset[int], than: frozenset[int]) -> bool:
-    """Whether more are placed, by priority, and nobody of `than` is left out."""
-    return placed >= than and _by_rank(head, placed) > _by_rank(head, than)
+def is_better(head: Head, plans: Plans, than: Plans) -> bool:
+    """Whether more are placed, by priority, at the expense of nobody: neither of `than` nor of those who run."""
+    return (
+        all(i in plans and _as_good(plans[i], plan) for i, plan in than.items())
+        and all(cost <= most for cost, most in zip(_cost(plans.values()), _cost(than.values()), strict=True))
+        and _by_rank(head, plans) > _by_rank(head, than)
+    )
+
+
+def _as_good(plan: Plan, than: Plan) -> bool:
+    """Whether a workload would not mind: racks and machines may be more, and whom it evicts is judged for all."""
+    a, b = plan.quality, than.quality
+    return a.spanning <= b.spanning and a.type_preference <= b.type_preference
+
+
+def _cost(plans: Iterable[Plan]) -> list[int]:
+    """What may not grow: the victims at each rank or above it, and the GPU-milliseconds of work that are lost."""
+    made = [plan.quality for plan in plans]
+    victims = (sum(quality.victims_by_rank[k] for quality in made) for k in range(OVER_QUOTA_RANK))
+    return [*accumulate(victims), round(sum(1000 * quality.lost_gpu_s for quality in made))]
 
 
 def _place(head: Head, i: int, region: str) -> int:

@@ -7,7 +7,7 @@ from math import inf
 
 from auction.desk import Desk
 from auction.entry import Entry, Outcome, Stats
-from auction.joint import Choice, Head, is_better, proposals
+from auction.joint import Choice, Head, Plans, is_better, proposals
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
@@ -158,11 +158,11 @@ class Market:
         self._take_back(alone, refused)
         ranks = {entry.request.rank for entry in entries}
         supply = {rank: {name: desk.supply(rank) for name, desk in self._desks.items()} for rank in ranks}
-        head, placed = Head(entries, bids, supply), _placed(alone)
-        for choice in proposals(head, placed, self._options.joint_budget):
+        head, plans = Head(entries, bids, supply), _plans(alone)
+        for choice in proposals(head, plans, self._options.joint_budget):
             together = self._run(entries, bids, choice)
-            if is_better(head, _placed(together), placed):
-                self.stats.joint_gains += len(_placed(together) - placed)
+            if is_better(head, _plans(together), plans):
+                self.stats.joint_gains += len(_plans(together)) - len(plans)
                 return together
             self._take_back(together, refused)
         return self._run(entries, bids, {})
@@ -186,5 +186,5 @@ class Market:
         self._changed.clear()
 
 
-def _placed(results: Sequence[Result]) -> frozenset[int]:
-    return frozenset(i for i, (_, won) in enumerate(results) if won is not None)
+def _plans(results: Sequence[Result]) -> Plans:
+    return {i: won[1].plan for i, (_, won) in enumerate(results) if won is not None}

@@ -11,6 +11,8 @@ from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
 
+_NO_VICTIMS = (0,) * OVER_QUOTA_RANK
+
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Bids on a snapshot: `bid_in` for those who have no columns at hand."""
@@ -50,10 +52,15 @@ def _placement(region: Region, plan: JobPlan) -> JobPlacement:
 
 def _quality(region: Region, plan: GangPlan) -> PlanQuality:
     victims, holders = list(plan.victims), region.holders
+    by_rank, lost_gpu_ms, youngest_s = _NO_VICTIMS, 0, -inf
+    if victims:
+        by_rank = tuple(np.bincount(holders.rank[victims], minlength=OVER_QUOTA_RANK + 1)[1:].tolist())
+        lost_gpu_ms = int(holders.lost_gpu_ms[victims].sum())
+        youngest_s = float(holders.started_at_s[victims].max())
     return PlanQuality(
-        tuple(np.bincount(holders.rank[victims], minlength=OVER_QUOTA_RANK + 1)[1:].tolist()),
-        int(holders.lost_gpu_ms[victims].sum()) / 1000,
-        max((float(holders.started_at_s[victim]) for victim in victims), default=-inf),
+        by_rank,
+        lost_gpu_ms / 1000,
+        youngest_s,
         sum(job.preference for job in plan.jobs),
         sum(job.racks for job in plan.jobs),
         sum(len(job.rows) for job in plan.jobs),

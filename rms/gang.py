@@ -71,16 +71,11 @@ class Planner:
         self._has_enemies = False
         self._memos: dict[tuple[object, ...], Memo] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
+        self._lacking: dict[tuple[JobRequest, ...], tuple[JobRequest, ...]] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
         """Holders that the request may not evict whatever their rank: protected, on the way out, or its evictors."""
-        size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
-        if size != self._size:
-            self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
-            self._work = np.empty((3, size[0]), np.int64)
-            self._most_ever.clear()
-            self._memos.clear()
-            self._size = size
+        self._fit()
         holders, self._has_enemies = self.region.holders, False
         spared = ~holders.evictable
         for enemy in request.may_not_evict:
@@ -89,10 +84,21 @@ class Planner:
                 spared[number] = True
                 self._has_enemies = True
         self._stuck = None
-        self.evictable = int(((holders.rank > request.rank) & ~spared).sum())
+        self.evictable = int(np.count_nonzero((holders.rank > request.rank) & ~spared))
         if self.evictable:
             self.region.judge_losses()
         return spared
+
+    def _fit(self) -> None:
+        """Scratch of the region's size, and nothing remembered of other hardware."""
+        size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
+        if size != self._size:
+            self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
+            self._work = np.empty((3, size[0]), np.int64)
+            self._most_ever.clear()
+            self._lacking.clear()
+            self._memos.clear()
+            self._size = size
 
     def without_room(self, request: PlacementRequest) -> JobRequest | None:
         """The job on which the last plan for the request failed, if it has no room by itself either.
@@ -129,6 +135,13 @@ class Planner:
             types = self.region.type_numbers(job)
             self._most_ever[key] = most_ever(self.region.machines, need_of(job), types, job.span_clusters)
         return self._most_ever[key]
+
+    def lacking(self, jobs: tuple[JobRequest, ...]) -> tuple[JobRequest, ...]:
+        """The jobs that no cluster could hold even if nothing ran."""
+        self._fit()
+        if jobs not in self._lacking:
+            self._lacking[jobs] = tuple(job for job in jobs if self.most_ever(job) < job.tasks)
+        return self._lacking[jobs]
 
     def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
         """The same now, with everybody evicted who may be."""

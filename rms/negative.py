@@ -18,15 +18,19 @@ class Refused:
 
     def is_no_more_than(self, other: "Refused") -> bool:
         """Whether `other` asks for at least as much of everything, has no more choice, and may evict nobody else."""
-        mine, its = self.job, other.job
+        return self.refuses(other.job, other.rank, other.may_not_evict, other.bound)
+
+    def refuses(self, its: JobRequest, rank: int, may_not_evict: frozenset[str], bound: bool) -> bool:
+        """Whether a job has no room either: see `is_no_more_than`."""
+        mine = self.job
         return (
             mine.tasks <= its.tasks
             and mine.gpus_per_task <= its.gpus_per_task
+            and self.rank <= rank
             and mine.cpus_milli_per_task <= its.cpus_milli_per_task
             and mine.memory_bytes_per_task <= its.memory_bytes_per_task
-            and self.rank <= other.rank
-            and self.may_not_evict <= other.may_not_evict
-            and self.bound <= other.bound
+            and self.may_not_evict <= may_not_evict
+            and self.bound <= bound
             and mine.span_clusters >= its.span_clusters
         )
 
@@ -48,12 +52,11 @@ class NegativeCache:
         `bound`: what is reserved is out of its reach.
         """
         for job in request.jobs:
-            asked = Refused(request.workload, job, request.rank, request.may_not_evict, bound)
             types = frozenset(job.gpu_types)
             for tried, refused in self._frontier.items():
                 if types == tried or (types and types < tried):
                     for known in refused:
-                        if known.is_no_more_than(asked):
+                        if known.refuses(job, request.rank, request.may_not_evict, bound):
                             return job, known
         return None
 

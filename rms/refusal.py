@@ -24,8 +24,7 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
     """The jobs that no cluster could hold even if nothing ran."""
     return tuple(
         Reason(ReasonCode.NO_HARDWARE, {"region": planner.region.name, "job": job.name, "needs": needs(job)})
-        for job in request.jobs
-        if planner.most_ever(job) < job.tasks
+        for job in planner.lacking(request.jobs)
     )
 
 

@@ -18,17 +18,17 @@ class Board:
         self.checkpoints: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
         """Periodic ones of this attempt."""
         self.places: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
-        """The number of the set of places that may have it."""
-        self._sets: dict[frozenset[str] | None, int] = {}
+        """The number of the set of places that may have it, and of how long it may run."""
+        self._sets: dict[tuple[frozenset[str] | None, float], int] = {}
 
     def checkpoints_at(self, numbers: npt.NDArray[np.int64], now_s: float, interval_s: float) -> npt.NDArray[np.int64]:
         """How many periodic checkpoints the attempts have made."""
         made = np.floor((now_s - self.started_at_s[numbers]) / interval_s)
         return np.where(np.isnan(made), 0, made).astype(np.int64)
 
-    def may_be_in(self, number: int, places: frozenset[str] | None) -> None:
-        """Where a workload may be; None: anywhere."""
-        self.places[number] = self._sets.setdefault(places, len(self._sets))
+    def may_be_in(self, number: int, places: frozenset[str] | None, at_most_s: float) -> None:
+        """Where a workload may be (None: anywhere), and how long."""
+        self.places[number] = self._sets.setdefault((places, at_most_s), len(self._sets))
 
     def begin(self, number: int, rank: int) -> None:
         """A workload was awarded."""

@@ -18,7 +18,9 @@ class Passes:
     """When the next pass is due, and what it does.
 
     In effect every queued workload is put before the regions in queue order. Those that ask for the same as one that
-    was refused earlier in the pass are not: within a pass nothing is given up, so they would be refused too.
+    was refused earlier in the pass are not: within a pass nothing is given up, so they would be refused too. (Also with
+    the references, which have no negative cache.) Where gangs that waited long may reserve, those that may are asked
+    whatever was refused, and only who may run as long as the refused one asks for the same.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -69,17 +71,26 @@ class Passes:
             self._stage.tell(self._stage.lives[number])
 
     def _by_rank(self, now_s: float, standing: Standing) -> None:
-        keys = self._keys(standing)
+        keys, may_reserve = self._keys(standing), self._may_reserve(now_s, standing)
         left = np.arange(len(standing.order))
         while len(left):
             batch, left = left[: self._settings.batch], left[self._settings.batch :]
             refused = self._ask(now_s, standing, batch)
-            left = left[~np.isin(keys[left], keys[refused])]
+            left = left[may_reserve[left] | ~np.isin(keys[left], keys[refused])]
 
     def _in_order(self, now_s: float, standing: Standing) -> None:
         for place in np.argsort(standing.order):
             if self._ask(now_s, standing, place[None]):
                 return
+
+    def _may_reserve(self, now_s: float, standing: Standing) -> npt.NDArray[np.bool_]:
+        """By place in the queue: within quota, and waiting for longer than others may overtake it."""
+        if self._settings.reserve_after_s == inf:
+            return np.zeros(len(standing.order), np.bool_)
+        since_s = np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
+        late = now_s - since_s > self._settings.reserve_after_s
+        out: npt.NDArray[np.bool_] = late & (standing.rank != OVER_QUOTA_RANK)
+        return out
 
     def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
         """By place in the queue: equal where rank, gang and places are."""
@@ -108,6 +119,6 @@ class Passes:
         ):
             if outcome.plan is not None:
                 stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
-            elif not life.enemies and entry.request.jobs == life.workload.jobs:
-                refused.append(place)
+            elif not life.enemies and entry.request.jobs == life.workload.jobs and len(entry.request.jobs) == 1:
+                refused.append(place)  # (With less room the first job of several may leave its place to the next.)
         return refused

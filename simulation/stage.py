@@ -91,7 +91,9 @@ class Stage:
             life.only = frozenset(() if place is None else (place,))
         elif w.regions is not None:
             life.only = w.regions
-        self.board.may_be_in(life.number, life.only)
+        # How long it may run matters to what is reserved only.
+        at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
+        self.board.may_be_in(life.number, life.only, at_most_s)
         self._wait(at_s, life)
         self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
 

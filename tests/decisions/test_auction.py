@@ -97,22 +97,65 @@ def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> Non
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
 
 
-@settings(PROPERTY, max_examples=50)
-@given(st.integers(0, 2**32))
-def test_together_leaves_nobody_behind(seed: int) -> None:
-    """Chosen jointly, whoever would be placed one at a time is placed, and the number never falls at any priority."""
-    fleet, entries = _fleet(seed), _batch(seed, 8)
+def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Entry]]:
+    """Three small regions, mostly free, of which some have one type only; gangs of one job, and some of two types."""
+    rng = Random(seed)
+    fleet = []
+    for name in ("r0", "r1", "r2"):
+        types = ["a100"] * rng.randint(1, 2) + ["h100"] * rng.choice((0, 0, 1, 2))
+        states = [machine(f"{name}m{k}", gpu_type=gpu_type) for k, gpu_type in enumerate(types)]
+        holders = []
+        if rng.random() < 0.3:
+            states.append(machine(f"{name}m9", used=8))
+            holders.append(running(f"{name}w", (f"{name}m9", 8), rank=rng.choice((4, 8))))
+        fleet.append(replace(region(states, holders), region=name))
+    one, two = (gpu_job(1, 8),), (gpu_job(1, 8), gpu_job(1, 8, "h100", name="other"))
+    gangs = [(rng.choice((1, 1, 3)), rng.choice((one, two))) for _ in range(rng.randint(2, 6))]
+    gangs.sort(key=lambda gang: gang[0])
+    return fleet, [
+        Entry(replace(request(*jobs, rank=rank), workload=f"new{k}")) for k, (rank, jobs) in enumerate(gangs)
+    ]
+
+
+def test_roomy_fleets_have_something_to_win() -> None:
+    """In what the joint choice is tried on, it places some whom one at a time leaves out."""
+    gains = 0
+    for seed in range(60):
+        fleet, entries = _roomy(seed)
+        market = _market(fleet, Options(joint=True))
+        market.place(entries)
+        gains += market.stats.joint_gains
+    assert gains > 0
+
+
+@settings(PROPERTY, max_examples=60)
+@given(st.integers(0, 2**32), st.booleans())
+def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
+    """Chosen jointly, whoever would be placed one at a time is placed as well, and no more are evicted or lost."""
+    fleet, entries = _roomy(seed) if roomy else (_fleet(seed), _batch(seed, 8))
     alone = _market(fleet, Options()).place(entries)
     market = _market(fleet, Options(joint=True))
     together = market.place(entries)
     placed = {o.workload for o in alone if o.plan}
     assert placed <= {o.workload for o in together if o.plan}
+    for one, other in zip(alone, together, strict=True):
+        if one.plan is not None and other.plan is not None:
+            assert other.plan.quality.type_preference <= one.plan.quality.type_preference
+    costs, most = _cost(together), _cost(alone)
+    assert all(a <= b + 1e-6 for a, b in zip(costs, most, strict=True))
     assert market.stats.joint_gains == sum(o.plan is not None for o in together) - len(placed)
     states = {snapshot.region: snapshot for snapshot in fleet}
     for entry, outcome in zip(entries, together, strict=True):
         if outcome.plan is not None:
             # Raises where the plans do not go together.
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+
+
+def _cost(outcomes: list[Outcome]) -> list[float]:
+    """Victims at each rank or above, and what they lose."""
+    plans = [o.plan for o in outcomes if o.plan is not None]
+    up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(8)]
+    return [*up_to, sum(p.quality.lost_gpu_s for p in plans)]
 
 
 def _two_regions() -> list[RegionSnapshot]:
@@ -131,6 +174,18 @@ def test_the_first_makes_room_for_the_second() -> None:
     together = market.place([first, second])
     assert [o.plan and o.plan.region for o in together] == ["y", "x"]
     assert market.stats.joint_gains == 1
+
+
+def test_together_evicts_no_more() -> None:
+    """Where making room for the second would take an eviction that one at a time does without, it waits."""
+    fleet = _two_regions()
+    full = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
+    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    market = _market([fleet[0], full], Options(joint=True))
+    together = market.place([first, second])
+    assert [o.plan and o.plan.region for o in together] == ["x", None]
+    assert (market.stats.joint_heads, market.stats.joint_gains) == (1, 0)
 
 
 def test_equal_bids_go_where_the_slow_path_planned() -> None:

@@ -1,11 +1,13 @@
 """The simulator on the decision packages does what it does on the plain references."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulation.policies import POLICIES
 from simulation.settings import Settings
 from simulation.synthetic import events_per_s, synthetic
-from tests.simulation.worlds import happenings, random_scenario
+from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 
 QUICK = Settings(provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5)
 
@@ -39,3 +41,20 @@ def test_a_synthetic_scenario_is_for_both_engines() -> None:
     assert seen == happenings(scene, plain=True)[1]
     assert fast.meter.total.queued_gpu_s > 0 and max(w.gpus for w in scene.workloads) == 12
     assert all(events_per_s(scene, POLICIES["global"], plain=plain, most=20) > 0 for plain in (False, True))
+
+
+def test_who_may_reserve_or_be_gone_in_time_is_asked_for_itself() -> None:
+    """What was refused to another says nothing to one that has waited longer, or that may run for less time."""
+    keeper = replace(workload("keeper", duration_s=5000, level=1, tenant="old"), max_runtime_s=5000)
+    late = workload("late", tasks=2, submit_s=10, level=2, tenant="old")
+    early = workload("early", tasks=2, submit_s=400, level=2, tenant="new")
+    slow = workload("slow", submit_s=400, level=3, tenant="new")
+    quick = replace(workload("quick", submit_s=401, duration_s=500, level=3, tenant="new"), max_runtime_s=600)
+    tenants = [tenant("old", a100=32), tenant("new", a100=32)]
+    patient = SURE.model_copy(update={"reserve_after_s": 100.0, "batch": 1})
+    awarded = when(
+        happenings(scenario(machines("east", 2), [keeper, late, early, slow, quick], tenants, patient))[1], "awarded"
+    )
+    assert awarded["quick"] == 401
+    assert awarded["slow"] > awarded["early"] >= 5000
+    assert awarded["slow"] > awarded["late"] >= 5000
