@@ -1,6 +1,6 @@
 """What an award, its revocation and a workload's leaving change in a region's columns: the next bid sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -12,6 +12,7 @@ from rms.gang import need_of
 from rms.machines import shift
 from rms.region import Promise, Region
 
+_NOTHING = (0, 0, 0)
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
 
 
@@ -40,24 +41,26 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
     """
     _check(region, plan, request)
     needs = _needs(region, plan, request)
-    released = _released(region, plan, needs)
-    takes: dict[int, I8] = {}
+    released = _released(region, plan)
+    takes: dict[int, list[int]] = {}
     for row, need in needs.items():
-        free = region.machines.free[:, row]
-        takes[row] = np.minimum(need, np.maximum(free, 0))
-        for column in np.flatnonzero(need - takes[row] > released[row]):
-            raise ValueError(
-                f"machine {region.ids[row]!r} has {free[column]} {_NAMES[column]} free and {released[row][column]} held"
-                f" by the plan's victims, and the plan needs {need[column]}"
-            )
+        free = region.machines.free[:, row].tolist()
+        takes[row] = [min(n, max(f, 0)) for n, f in zip(need, free, strict=True)]
+        given = released.get(row, _NOTHING)
+        for column, name in enumerate(_NAMES):
+            if need[column] - takes[row][column] > given[column]:
+                raise ValueError(
+                    f"machine {region.ids[row]!r} has {free[column]} {name} free and {given[column]} held by the plan's"
+                    f" victims, and the plan needs {need[column]}"
+                )
     for row, taken in takes.items():
-        shift(region.machines, row, *(-int(amount) for amount in taken))
+        shift(region.machines, row, *(-amount for amount in taken))
     victims = tuple(region.workload(victim) for victim in plan.victims)
-    awaited = {region.ids[row]: need - takes[row] for row, need in needs.items()}
+    awaited = {region.ids[row]: np.subtract(need, takes[row]) for row, need in needs.items()} if victims else {}
     for victim in victims:
         region.promises[victim.id] = Promise(plan.workload, _promised(victim, awaited))
         region.put_running(replace(victim, evictable=False))
-    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if taken.any())
+    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken))
     region.put_running(
         RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s)
     )
@@ -122,7 +125,7 @@ def _promised(victim: RunningWorkload, awaited: dict[str, I8]) -> dict[str, I8]:
     return out
 
 
-def _holding(machine: str, amounts: I8) -> Holding:
+def _holding(machine: str, amounts: Iterable[int]) -> Holding:
     return Holding(machine, *(int(amount) for amount in amounts))
 
 
@@ -154,27 +157,26 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
             )
 
 
-def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, I8]:
+def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
     """What the plan needs of each machine, by row."""
-    out: dict[int, I8] = {}
+    out: dict[int, list[int]] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
-        one = np.array(need_of(job)[:3])
+        one = need_of(job)[:3]
         for machine, tasks in placement.machines:
             row = region.row(machine)
             if row is None:
                 raise ValueError(f"plan uses machine {machine!r}, which region {region.name!r} does not have")
-            out[row] = out.get(row, np.zeros(3, np.int64)) + tasks * one
+            out[row] = [known + tasks * n for known, n in zip(out.get(row, _NOTHING), one, strict=True)]
     return out
 
 
-def _released(region: Region, plan: Plan, needs: dict[int, I8]) -> dict[int, I8]:
-    """What the plan's victims hold on its machines, by row."""
-    out = {row: np.zeros(3, np.int64) for row in needs}
+def _released(region: Region, plan: Plan) -> dict[int, list[int]]:
+    """What the plan's victims hold, by row."""
+    out: dict[int, list[int]] = {}
     for victim in plan.victims:
         number = region.number(victim)
         assert number is not None, "checked"
         for k in range(region.holders.first[number], region.holders.last[number]):
-            row = int(region.holders.machine[k])
-            if row in out:
-                out[row] += region.holders.held[k]
+            row, held = int(region.holders.machine[k]), region.holders.held[k].tolist()
+            out[row] = [known + amount for known, amount in zip(out.get(row, _NOTHING), held, strict=True)]
     return out

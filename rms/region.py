@@ -124,6 +124,11 @@ class Region:
         return self._holders.columns
 
     @property
+    def state(self) -> tuple[object, ...]:
+        """Another value whenever what is free, or which machines there are, may be another."""
+        return self.hardware, self._layout.machines.version.tobytes()
+
+    @property
     def ids(self) -> Sequence[str]:
         """Machines by row."""
         return self._layout.ids
