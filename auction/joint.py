@@ -20,9 +20,11 @@ from domain.scheduling import Bid, Plan
 
 CPUS = ""
 """The resource that is not a GPU type."""
-_PROPOSALS = 4
+_PROPOSALS = 6
 Choice = dict[int, str]
 """Place in the head to region."""
+At = tuple[int, str]
+"""Place in the head, and region."""
 Plans = Mapping[int, Plan]
 """Place in the head to the plan that it was awarded."""
 Supply = Mapping[str, Mapping[str, int]]
@@ -47,15 +49,17 @@ def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
     return any(_victims(plan) > min(map(_victims, offers[i]), default=0) for i, plan in alone.items())
 
 
-def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
+def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Choice]:
     """Choices of regions that may be better (`is_better`) than what was placed one at a time, most promising first.
 
     More at a higher priority counts before any number at a lower one, then fewer victims, and then plans that are
-    better for their workloads. A few are tried; each has to differ from those before it. `budget` is CP-SAT's
-    deterministic time for all of them, about seconds.
+    better for their workloads. A few are tried; each has to differ from those before it. `tried` has what came of each
+    so far, first of all of one at a time: who took the machines of somebody's bid there will not be in one region with
+    it again. `budget` is CP-SAT's deterministic time for all of them, about seconds.
     """
     from ortools.sat.python import cp_model  # Heavy, and seldom needed.
 
+    alone = tried[0]
     model = cp_model.CpModel()
     plans = {
         (i, region): bid.plan
@@ -95,6 +99,8 @@ def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
     solver.parameters.max_deterministic_time = budget / _PROPOSALS
     before = _by_rank(head, alone)
     for _ in range(_PROPOSALS):
+        for clash in _clashes(plans, tried[-1]):
+            model.add(sum(x[at] for at in clash) <= len(clash) - 1)
         if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return
         chosen = [at for at, v in x.items() if solver.boolean_value(v)]
@@ -103,6 +109,22 @@ def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
             return
         yield dict(chosen)
         model.add(sum(x[at] for at in chosen) <= len(chosen) - 1)
+
+
+def _clashes(offers: Mapping[At, Plan], made: Plans) -> Iterator[list[At]]:
+    """Each offer that came to nothing, or evicts more than it said, with those before it who took its machines."""
+    rows = {i: _machines(plan) for i, plan in made.items()}
+    for (i, region), offer in offers.items():
+        if i in made and _victims(made[i]) <= _victims(offer):
+            continue
+        wanted = _machines(offer)
+        takers = [(j, region) for j in made if j < i and made[j].region == region and not wanted.isdisjoint(rows[j])]
+        if takers and all(taker in offers for taker in takers):
+            yield [(i, region), *takers]
+
+
+def _machines(plan: Plan) -> frozenset[str]:
+    return frozenset(machine for job in plan.jobs for machine, _ in job.machines)
 
 
 def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:

@@ -158,11 +158,12 @@ class Market:
         self._take_back(alone, refused)
         ranks = {entry.request.rank for entry in entries}
         supply = {rank: {name: desk.supply(rank) for name, desk in self._desks.items()} for rank in ranks}
-        head = Head(entries, bids, supply)
-        for choice in proposals(head, plans, self._options.joint_budget):
+        head, tried = Head(entries, bids, supply), [plans]
+        for choice in proposals(head, tried, self._options.joint_budget):
             together = self._run(entries, bids, choice)
-            if is_better(head, _plans(together), plans):
-                made = _plans(together)
+            made = _plans(together)
+            tried.append(made)
+            if is_better(head, made, plans):
                 self.stats.joint_gains += len(made) - len(plans)
                 self.stats.joint_spared += _evicted(plans) - _evicted(made)
                 return together
