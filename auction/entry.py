@@ -74,6 +74,8 @@ class Stats:
     """Heads of the queue for which a joint choice was looked for."""
     joint_gains: int = 0
     """Workloads that were placed because of it."""
+    joint_spared: int = 0
+    """Evictions that it made needless."""
 
     @property
     def negative_hit_rate(self) -> float:

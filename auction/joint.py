@@ -1,12 +1,13 @@
 """The joint choice for the queue's head (MAST 4.1): who gets which region, decided for several workloads together.
 
-One at a time, the first may take the only region that the second could have used. CP-SAT looks for regions for all of
-them within what regions have in all; whether machines, racks and victims work out is for the market to try.
+One at a time, the first may take the only region that the second could have used, or that the second could have used
+without evicting anybody. CP-SAT looks for regions for all of them within what regions have in all; whether machines,
+racks and victims work out is for the market to try.
 
 What it may not cost: whoever is placed one at a time is placed, on a GPU type that it likes as well and in one cluster
 if it was in one. No more are evicted in all, at no rank or above it, and no more work is lost. So what it wins is room
-that would have stayed empty. Without that it would place more at the expense of those who run, and they would be back
-in the queue: measured over days that is a loss.
+that would have stayed empty, or evictions that are not needed. Without that it would place more at the expense of those
+who run, and they would be back in the queue: measured over days that is a loss.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ from domain.scheduling import Bid, Plan
 
 CPUS = ""
 """The resource that is not a GPU type."""
-_PROPOSALS = 4
+_PROPOSALS = 6
 Choice = dict[int, str]
 """Place in the head to region."""
+At = tuple[int, str]
+"""Place in the head, and region."""
 Plans = Mapping[int, Plan]
 """Place in the head to the plan that it was awarded."""
 Supply = Mapping[str, Mapping[str, int]]
@@ -38,15 +41,25 @@ class Head:
     """By rank: what a workload of that rank may use."""
 
 
-def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
+def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
+    """Whether a joint choice could win anything: somebody with an offer is left out, or evicts more than it offered."""
+    offers = [[bid.plan for bid in found.values() if bid.plan is not None] for found in bids]
+    if any(i not in alone and found for i, found in enumerate(offers)):
+        return True
+    return any(_victims(plan) > min(map(_victims, offers[i]), default=0) for i, plan in alone.items())
+
+
+def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Choice]:
     """Choices of regions that may be better (`is_better`) than what was placed one at a time, most promising first.
 
-    More at a higher priority counts before any number at a lower one, and then plans that are better for their
-    workloads. A few are tried; each has to differ from those before it. `budget` is CP-SAT's deterministic time for all
-    of them, about seconds.
+    More at a higher priority counts before any number at a lower one, then fewer victims, and then plans that are
+    better for their workloads. A few are tried; each has to differ from those before it. `tried` has what came of each
+    so far, first of all of one at a time: who took the machines of somebody's bid there will not be in one region with
+    it again. `budget` is CP-SAT's deterministic time for all of them, about seconds.
     """
     from ortools.sat.python import cp_model  # Heavy, and seldom needed.
 
+    alone = tried[0]
     model = cp_model.CpModel()
     plans = {
         (i, region): bid.plan
@@ -71,9 +84,14 @@ def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
     most, costs = _cost(alone.values()), {at: _cost([plan]) for at, plan in plans.items()}
     for k, amount in enumerate(most):
         model.add(sum(costs[at][k] * v for at, v in x.items()) <= amount)
-    weight = {rank: (len(head.entries) + 1) ** (len(ranks) - 1 - n) for n, rank in enumerate(ranks)}
     scale = len(head.entries) * (1 + max((len(options) for options in own.values()), default=0))
-    worth = {(i, region): scale * weight[head.entries[i].request.rank] - _place(head, i, region) for i, region in x}
+    worth = {(i, region): -scale * _victims(plan) - _place(head, i, region) for (i, region), plan in plans.items()}
+    weight = scale * (1 + most[-2])  # More than all victims that there may be.
+    for rank in reversed(ranks):
+        numbers = {i for i, entry in enumerate(head.entries) if entry.request.rank == rank}
+        for at in x:
+            worth[at] += weight if at[0] in numbers else 0
+        weight *= 1 + len(numbers)
     model.maximize(sum(worth[at] * v for at, v in x.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -81,13 +99,32 @@ def proposals(head: Head, alone: Plans, budget: float) -> Iterator[Choice]:
     solver.parameters.max_deterministic_time = budget / _PROPOSALS
     before = _by_rank(head, alone)
     for _ in range(_PROPOSALS):
+        for clash in _clashes(plans, tried[-1]):
+            model.add(sum(x[at] for at in clash) <= len(clash) - 1)
         if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return
         chosen = [at for at, v in x.items() if solver.boolean_value(v)]
-        if _by_rank(head, {i for i, _ in chosen}) <= before:
+        after = _by_rank(head, {i for i, _ in chosen})
+        if after < before or (after == before and sum(_victims(plans[at]) for at in chosen) >= most[-2]):
             return
         yield dict(chosen)
         model.add(sum(x[at] for at in chosen) <= len(chosen) - 1)
+
+
+def _clashes(offers: Mapping[At, Plan], made: Plans) -> Iterator[list[At]]:
+    """Each offer that came to nothing, or evicts more than it said, with those before it who took its machines."""
+    rows = {i: _machines(plan) for i, plan in made.items()}
+    for (i, region), offer in offers.items():
+        if i in made and _victims(made[i]) <= _victims(offer):
+            continue
+        wanted = _machines(offer)
+        takers = [(j, region) for j in made if j < i and made[j].region == region and not wanted.isdisjoint(rows[j])]
+        if takers and all(taker in offers for taker in takers):
+            yield [(i, region), *takers]
+
+
+def _machines(plan: Plan) -> frozenset[str]:
+    return frozenset(machine for job in plan.jobs for machine, _ in job.machines)
 
 
 def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
@@ -96,18 +133,26 @@ def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
 
 
 def is_better(head: Head, plans: Plans, than: Plans) -> bool:
-    """Whether more are placed, by priority, at the expense of nobody: neither of `than` nor of those who run."""
-    return (
-        all(i in plans and _as_good(plans[i], plan) for i, plan in than.items())
-        and all(cost <= most for cost, most in zip(_cost(plans.values()), _cost(than.values()), strict=True))
-        and _by_rank(head, plans) > _by_rank(head, than)
-    )
+    """Whether more are placed, by priority, or the same at less cost; and nobody pays for it.
+
+    That is neither those of `than` nor those who run.
+    """
+    costs, most = _cost(plans.values()), _cost(than.values())
+    if any(cost > limit for cost, limit in zip(costs, most, strict=True)):
+        return False
+    if any(i not in plans or not _as_good(plans[i], plan) for i, plan in than.items()):
+        return False
+    return (_by_rank(head, plans), most[-2]) > (_by_rank(head, than), costs[-2])
 
 
 def _as_good(plan: Plan, than: Plan) -> bool:
     """Whether a workload would not mind: racks and machines may be more, and whom it evicts is judged for all."""
     a, b = plan.quality, than.quality
     return a.spanning <= b.spanning and a.type_preference <= b.type_preference
+
+
+def _victims(plan: Plan) -> int:
+    return sum(plan.quality.victims_by_rank)
 
 
 def _cost(plans: Iterable[Plan]) -> list[int]:

@@ -7,7 +7,7 @@ from math import inf
 
 from auction.desk import Desk
 from auction.entry import Entry, Outcome, Stats
-from auction.joint import Choice, Head, Plans, is_better, proposals
+from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
@@ -151,18 +151,21 @@ class Market:
         """What the head gets: as one at a time, or more of them if another choice of regions makes room."""
         refused = {name: desk.cache.copy() for name, desk in self._desks.items()}
         alone = self._run(entries, bids, {})
-        offered = [any(bid.plan for bid in found.values()) for found in bids]
-        if all(won is not None or not offer for (_, won), offer in zip(alone, offered, strict=True)):
+        plans = _plans(alone)
+        if not is_hopeful(bids, plans):
             return alone
         self.stats.joint_heads += 1
         self._take_back(alone, refused)
         ranks = {entry.request.rank for entry in entries}
         supply = {rank: {name: desk.supply(rank) for name, desk in self._desks.items()} for rank in ranks}
-        head, plans = Head(entries, bids, supply), _plans(alone)
-        for choice in proposals(head, plans, self._options.joint_budget):
+        head, tried = Head(entries, bids, supply), [plans]
+        for choice in proposals(head, tried, self._options.joint_budget):
             together = self._run(entries, bids, choice)
-            if is_better(head, _plans(together), plans):
-                self.stats.joint_gains += len(_plans(together)) - len(plans)
+            made = _plans(together)
+            tried.append(made)
+            if is_better(head, made, plans):
+                self.stats.joint_gains += len(made) - len(plans)
+                self.stats.joint_spared += _evicted(plans) - _evicted(made)
                 return together
             self._take_back(together, refused)
         return self._run(entries, bids, {})
@@ -184,6 +187,10 @@ class Market:
         for name, known in refused.items():
             self._desks[name].cache.become(known)
         self._changed.clear()
+
+
+def _evicted(plans: Plans) -> int:
+    return sum(len(plan.victims) for plan in plans.values())
 
 
 def _plans(results: Sequence[Result]) -> Plans:

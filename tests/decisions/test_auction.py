@@ -176,6 +176,21 @@ def test_the_first_makes_room_for_the_second() -> None:
     assert market.stats.joint_gains == 1
 
 
+def test_together_spares_victims() -> None:
+    """Where the first may go elsewhere for free, the second does not have to evict anybody (two of 8 in one region)."""
+    low = [running("low", ("y2", 8))]
+    y = replace(region([machine("y1"), machine("y2", used=8), machine("y3", gpu_type="h100")], low), region="y")
+    fleet = [replace(region([machine("z1")]), region="z"), y]
+    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    alone = _market(fleet, Options()).place([first, second])
+    assert [o.plan and (o.plan.region, o.plan.victims) for o in alone] == [("y", ()), ("y", ("low",))]
+    market = _market(fleet, Options(joint=True))
+    together = market.place([first, second])
+    assert [o.plan and (o.plan.region, o.plan.victims) for o in together] == [("z", ()), ("y", ())]
+    assert (market.stats.joint_gains, market.stats.joint_spared) == (0, 1)
+
+
 def test_together_evicts_no_more() -> None:
     """Where making room for the second would take an eviction that one at a time does without, it waits."""
     fleet = _two_regions()
