@@ -113,19 +113,20 @@ class Planner:
     def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
         """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
 
-        What the jobs take and the victims give up is taken and given up in the region until `undo`.
+        What a job takes and its victims give up is taken and given up in the region until `undo`, where a job follows.
         """
         plans: list[JobPlan] = []
-        for job in request.jobs:
+        for number, job in enumerate(request.jobs, 1):
             plan = self.free(job) or self._evicting(job, request.rank, spared)
             if plan is None:
                 self._stuck = job
                 return Stuck(job)
-            for victim in plan.victims:
-                undo.release(victim)
-                spared[victim] = True
-            undo.take(plan)
             plans.append(plan)
+            if number < len(request.jobs):
+                for victim in plan.victims:
+                    undo.release(victim)
+                    spared[victim] = True
+                undo.take(plan)
         return GangPlan(tuple(plans), tuple(victim for plan in plans for victim in plan.victims))
 
     def most_ever(self, job: JobRequest) -> int:

@@ -258,20 +258,19 @@ class HolderTable:
                 parts.append((-h.gpus, int(self._kind_cluster[self._kind[row]])))
                 for column, amount in enumerate((h.gpus, h.cpus_milli, h.memory_bytes)):
                     there[column] += amount
-        rows, amounts = list(held), list(held.values())
-        first = self._room_for(len(rows))
-        last = first + len(rows)
+        first = self._room_for(len(held))
+        last = first + len(held)
         columns = self.columns
-        columns.machine[first:last] = rows
-        columns.held[first:last] = np.array(amounts, np.int64).reshape(-1, 3)
+        if held:
+            columns.machine[first:last] = list(held)
+            columns.held[first:last] = list(held.values())
         columns.first[number], columns.last[number] = first, last
         columns.rank[number], columns.started_at_s[number] = workload.rank, workload.started_at_s
         columns.gpus[number] = workload.gpus
-        where = self._kind_cluster[self._kind[columns.machine[first:last]]]
         # Its largest part, of equal ones in the first cluster by name: clusters are numbered by name.
         self._home[number] = min(parts, default=(0, NOWHERE))[1]
-        clusters = self._clusters[number] = np.unique(where).astype(np.int32)
-        if clusters.size and columns.scanned[clusters].max() == columns.scan.shape[1]:
+        clusters = self._clusters[number] = np.array(sorted({cluster for _, cluster in parts}), np.int32)
+        if any(columns.scanned[cluster] == columns.scan.shape[1] for _, cluster in parts):
             self.columns = columns = columns._replace(scan=np.ascontiguousarray(_doubled(columns.scan.T).T))
         enter(columns, self._kind, clusters, number)
         self._touch(number)
