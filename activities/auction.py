@@ -23,7 +23,8 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from infra.config import Settings
 from infra.db import outbox, published
-from infra.db.models import RegionBid, ScanBatch, Workload
+from infra.db.logs import RegionBid, ScanBatch
+from infra.db.models import Workload
 from infra.db.session import transaction
 
 _TRIES = 3

@@ -19,7 +19,8 @@ from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, PlacementRequest
-from infra.db.models import RegionBid, Replica
+from infra.db.logs import RegionBid
+from infra.db.models import Replica
 from infra.db.session import transaction
 from rms.gang import Planner
 from rms.refusal import no_hardware

@@ -28,7 +28,8 @@ from domain import ids
 from domain.phases import PLACED_PHASES
 from domain.protocol import Mail, MailKind, ReplicateTable, WorkloadInput
 from domain.search_attributes import TENANT
-from infra.db.models import Outbox, Workload
+from infra.db.logs import Outbox
+from infra.db.models import Workload
 from infra.db.outbox import CHANNEL
 from infra.db.session import transaction
 

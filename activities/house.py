@@ -23,7 +23,8 @@ from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import changes, events, outbox
-from infra.db.models import Attempt, Audit, Event, Outbox, Region, Workload
+from infra.db.logs import Audit, Event, Outbox
+from infra.db.models import Attempt, Region, Workload
 from infra.db.session import transaction
 from infra.objects.store import ObjectStore, open_store
 

@@ -14,7 +14,7 @@ from domain.reasons import Reason
 from gms.columns import Queue, Rows
 from gms.scan import Scan
 from infra.db import published
-from infra.db.models import ScanBatch
+from infra.db.logs import ScanBatch
 
 
 @dataclass(frozen=True)

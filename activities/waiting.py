@@ -7,7 +7,7 @@ from sqlalchemy import Engine, select, text
 
 from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason
-from infra.db.models import Waiting
+from infra.db.logs import Waiting
 from infra.db.session import transaction
 
 _WRITE = text(

@@ -15,7 +15,8 @@ from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRe
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import Attempt, Event, Machine, Waiting, Workload
+from infra.db.logs import Event, Waiting
+from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import transaction
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from infra.db.models import Audit
+from infra.db.logs import Audit
 
 
 class View(BaseModel):

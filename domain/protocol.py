@@ -161,7 +161,7 @@ class ScanTicket:
 class BidRequest:
     """Asks a region to bid on a batch of a scan's queue, each workload against the same state, which is newer than it.
 
-    The batch is where `scan` put it into Postgres (`infra.db.models.ScanBatch`).
+    The batch is where `scan` put it into Postgres (`infra.db.logs.ScanBatch`).
     """
 
     region: str

@@ -7,8 +7,9 @@ from pathlib import Path
 from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql import insert
 
+from infra.db.logs import Audit
 from infra.db.migrate import upgrade
-from infra.db.models import ApiKey, Audit, Region
+from infra.db.models import ApiKey, Region
 from infra.db.session import transaction
 from infra.keys import hash_api_key, load_master_key, new_api_key
 

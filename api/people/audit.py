@@ -9,7 +9,7 @@ from sqlalchemy import select
 from api.auth import Viewer
 from api.state import StateOf
 from api.views import AuditView, View
-from infra.db.models import Audit
+from infra.db.logs import Audit
 
 router = APIRouter(prefix="/v1", tags=["tenants"])
 

@@ -24,7 +24,8 @@ from api.workloads.reading import find
 from domain.phases import TERMINAL_PHASES, Phase
 from infra.db import events
 from infra.db.events import Cursor
-from infra.db.models import Event, Workload
+from infra.db.logs import Event
+from infra.db.models import Workload
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0

@@ -18,7 +18,8 @@ from api.workloads.views import QueueEntry, QueueView, WhyView
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db import published
-from infra.db.models import Attempt, Tenant, Waiting, Workload
+from infra.db.logs import Waiting
+from infra.db.models import Attempt, Tenant, Workload
 
 _MAX_QUEUE = 10_000
 _PART = 100

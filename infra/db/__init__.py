@@ -1,3 +1,3 @@
-"""Postgres: tables (`models`), sessions (`session`), the event log (`events`), mail to workflows (`outbox`) and the
-allocation guard, which lets the database itself refuse two holders of a slot (`migrations`).
+"""Postgres: tables (`models` has the facts, `logs` the rest), sessions (`session`), the event log (`events`), mail to
+workflows (`outbox`) and the allocation guard (`migrations`): the database itself refuses two holders of a slot.
 """

@@ -21,7 +21,7 @@ from infra.db.session import transaction
 
 
 class Change(NamedTuple):
-    """One row that is not as it was; `infra.db.models.Change` says which kinds there are."""
+    """One row that is not as it was; `infra.db.logs.Change` says which kinds there are."""
 
     kind: str
     key: str

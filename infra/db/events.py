@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from domain.reasons import Reason
-from infra.db.models import Event
+from infra.db.logs import Event
 
 CHANNEL = "mizzen_event"
 """`NOTIFY` channel: something was written to the event log."""

@@ -1,47 +1,26 @@
-"""The tables. Postgres owns who holds which GPU, the queue, tenants, tables and checkpoints.
+"""The facts: tenants, the fleet, workloads with what they hold, data. Postgres owns them; `infra.db.logs` has the rest.
 
 Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set of a machine's GPU slots is a bit mask
-(bit i is slot i). Of the derived facts, the queue's order and credit are computed and published (`Publication`).
+(bit i is slot i).
 """
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     CheckConstraint,
     Computed,
     ForeignKey,
     ForeignKeyConstraint,
-    Identity,
     Index,
-    LargeBinary,
-    Text,
-    UniqueConstraint,
-    func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from infra.db.base import NOW, Base, Json
 
 MAX_SLOTS = 62
 """GPU slots of one machine at most: a mask is a signed 64-bit integer."""
-
-Json = dict[str, Any]
-_NOW = func.now()
-
-
-class Base(DeclarativeBase):
-    """Every table's base; maps Python types to Postgres types."""
-
-    type_annotation_map = {
-        datetime: TIMESTAMP(timezone=True),
-        Json: JSONB,
-        str: Text,
-        int: BigInteger,
-        list[str]: ARRAY(Text),
-        bytes: LargeBinary,
-    }
 
 
 # ---------------------------------------------------------------------------------------------------- people and keys
@@ -55,7 +34,7 @@ class Tenant(Base):
     level: Mapped[int] = mapped_column(CheckConstraint("level between 1 and 7"))
     quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     quota_cpus_milli: Mapped[int | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class ApiKey(Base):
@@ -67,7 +46,7 @@ class ApiKey(Base):
     role: Mapped[str] = mapped_column(CheckConstraint("role in ('viewer', 'submitter', 'operator')"))
     tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
     label: Mapped[str] = mapped_column(server_default="")
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     revoked_at: Mapped[datetime | None]
     __table_args__ = (CheckConstraint("tenant is not null or role in ('operator', 'viewer')", name="api_key_tenant"),)
 
@@ -79,21 +58,7 @@ class Secret(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     box: Mapped[bytes]
-    updated_at: Mapped[datetime] = mapped_column(server_default=_NOW)
-
-
-class Audit(Base):
-    """Who changed what."""
-
-    __tablename__ = "audit"
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    at: Mapped[datetime] = mapped_column(server_default=_NOW, index=True)
-    actor: Mapped[str]
-    """The id of an API key, or `mizzen`."""
-    tenant: Mapped[str | None]
-    action: Mapped[str]
-    target: Mapped[str]
-    detail: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 # -------------------------------------------------------------------------------------------------------------- fleet
@@ -105,7 +70,7 @@ class Region(Base):
     __tablename__ = "region"
     name: Mapped[str] = mapped_column(primary_key=True)
     bucket_url: Mapped[str]
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class Cluster(Base):
@@ -145,7 +110,7 @@ class Machine(Base):
     incarnation: Mapped[str]
     public_key: Mapped[str]
     address: Mapped[str]
-    registered_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     __table_args__ = (
         ForeignKeyConstraint(["region", "cluster"], ["cluster.region", "cluster.name"]),
@@ -179,7 +144,7 @@ class Workload(Base):
     level: Mapped[int | None]
     """The user's wish for a lower level; may be lowered later."""
     held_by: Mapped[str | None]
-    submitted_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
     region: Mapped[str | None]
     """Where it is placed now."""
@@ -204,7 +169,7 @@ class Idempotency(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     body_sha256: Mapped[str]
     workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"))
-    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class Attempt(Base):
@@ -216,7 +181,7 @@ class Attempt(Base):
     region: Mapped[str]
     plan: Mapped[Json]
     """Job placements, victims and quality, as awarded."""
-    awarded_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    awarded_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     """When it held all its slots."""
     started_at: Mapped[datetime | None]
@@ -263,7 +228,7 @@ class Allocation(Base):
     """Part of `cpus_milli` that victims still hold."""
     memory_bytes: Mapped[int]
     awaited_memory_bytes: Mapped[int]
-    awarded_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    awarded_at: Mapped[datetime] = mapped_column(server_default=NOW)
     held_at: Mapped[datetime | None]
     """When nothing was awaited any more: tasks run only after."""
     released_at: Mapped[datetime | None]
@@ -294,7 +259,7 @@ class Eviction(Base):
     evictor_attempt: Mapped[int] = mapped_column(primary_key=True)
     victim: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
     victim_attempt: Mapped[int]
-    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
     __table_args__ = (Index("eviction_victim", "victim"),)
 
 
@@ -308,7 +273,7 @@ class Table(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     size_bytes: Mapped[int]
     home_region: Mapped[str] = mapped_column(ForeignKey("region.name"))
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class Replica(Base):
@@ -322,7 +287,7 @@ class Replica(Base):
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
     """The workload for which it is made on demand."""
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
 
 
@@ -333,126 +298,4 @@ class Archive(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
-
-
-# -------------------------------------------------------------------------------------------------- logs of the system
-
-
-class Event(Base):
-    """The event log: everything that happened, in an order that readers can follow without gaps.
-
-    Serial ids become visible out of order. `txid` is the writing transaction, and readers go only up to the oldest
-    transaction still in flight (`infra.db.events`), in the order (txid, id).
-    """
-
-    __tablename__ = "event"
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"))
-    at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-    kind: Mapped[str]
-    """`workload.<phase>`, `workload.checkpoint`, `workload.hung`, `machine.<state>`, `replica.<state>`, ..."""
-    tenant: Mapped[str | None]
-    workload: Mapped[str | None]
-    attempt: Mapped[int | None]
-    region: Mapped[str | None]
-    machine: Mapped[str | None]
-    reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    detail: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    dedup: Mapped[str | None]
-    """Key by which an effect that is carried out again finds that it has written this already."""
-    __table_args__ = (
-        UniqueConstraint("workload", "dedup", name="event_once"),
-        Index("event_order", "txid", "id"),
-        Index("event_workload", "workload", "txid", "id"),
-    )
-
-
-class Outbox(Base):
-    """Mail to Temporal, written in the transaction that makes it true and delivered after it, at least once."""
-
-    __tablename__ = "outbox"
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    kind: Mapped[str]
-    """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table),
-    `unconfirmed` (a signal to a machine's workflow)."""
-    workload: Mapped[str | None]
-    body: Mapped[Json]
-    created_at: Mapped[datetime] = mapped_column(server_default=_NOW)
-    delivered_at: Mapped[datetime | None]
-    __table_args__ = (Index("outbox_due", "id", postgresql_where=text("delivered_at is null")),)
-
-
-class Change(Base):
-    """The change log: which rows changed that decisions look at, written by triggers (in the migrations).
-
-    Emptied by a crash, with the epoch; `infra.db.changes` reads it.
-    """
-
-    __tablename__ = "change"
-    txid: Mapped[int] = mapped_column(server_default=text("(pg_current_xact_id()::text::bigint)"), primary_key=True)
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    at: Mapped[datetime] = mapped_column(server_default=_NOW)
-    kind: Mapped[str]
-    """`workload`, `moved` (gone, or submitted at another time), `attempt`, `history` (of released attempts), `machine`,
-    `tenant`, `region`, `everything`."""
-    key: Mapped[str]
-    attempt: Mapped[int | None]
-    region: Mapped[str | None]
-    """The one region to which it matters, where that is known."""
-    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
-
-
-class ChangeEpoch(Base):
-    """One row: since when the change log is without gaps. A crash of Postgres takes it away."""
-
-    __tablename__ = "change_epoch"
-    one: Mapped[bool] = mapped_column(CheckConstraint("one"), primary_key=True, server_default=text("true"))
-    epoch: Mapped[str] = mapped_column(server_default=text("gen_random_uuid()::text"))
-    forgotten_txid: Mapped[int] = mapped_column(server_default="0")
-    """The newest transaction of which changes were deleted."""
-
-
-class Publication(Base):
-    """Derived facts, computed by their owner and published whole for reading: the queue's order and ranks."""
-
-    __tablename__ = "publication"
-    name: Mapped[str] = mapped_column(primary_key=True)
-    at: Mapped[datetime] = mapped_column(server_default=_NOW)
-    body: Mapped[Json]
-    columns: Mapped[bytes | None]
-    """Packed (`infra.db.published`)."""
-
-
-class ScanBatch(Base):
-    """A part of a scan's queue on which regions are to bid: scratch between the scan and the award."""
-
-    __tablename__ = "scan_batch"
-    scan: Mapped[int] = mapped_column(primary_key=True)
-    first: Mapped[int] = mapped_column(primary_key=True)
-    """Where in the queue it begins, from 0."""
-    entries: Mapped[list[Any]] = mapped_column(JSONB)
-    """`activities.order.Entry` of each workload, as JSON."""
-    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
-
-
-class RegionBid(Base):
-    """A region's answers for one batch: scratch between the regions' bids and the award."""
-
-    __tablename__ = "region_bid"
-    scan: Mapped[int] = mapped_column(primary_key=True)
-    first: Mapped[int] = mapped_column(primary_key=True)
-    region: Mapped[str] = mapped_column(primary_key=True)
-    bids: Mapped[bytes]
-    """`domain.scheduling.Bid` of each workload, as JSON."""
-    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
-
-
-class Waiting(Base):
-    """Why a queued workload was not placed at the last tick: every region's answer. Derived."""
-
-    __tablename__ = "waiting"
-    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
-    at: Mapped[datetime] = mapped_column(server_default=_NOW)
-    reasons: Mapped[Json]
-    """`{"reasons": [...]}`."""
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

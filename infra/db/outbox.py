@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from domain.protocol import MailKind
 from infra.db import events
-from infra.db.models import Outbox
+from infra.db.logs import Outbox
 
 CHANNEL = "mizzen_outbox"
 """`NOTIFY` channel: something was put into the outbox."""

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Publication
+from infra.db.logs import Publication
 
 NAME = "queue"
 """The publication's name."""

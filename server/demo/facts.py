@@ -10,7 +10,8 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from domain.slots import TaskSlots
-from infra.db.models import Allocation, Attempt, Event, Machine, Workload
+from infra.db.logs import Event
+from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.session import transaction
 from infra.db.tasks import tasks_of
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from temporalio.client import Client
 
 from infra.config import TemporalSettings
-from infra.db.models import Base
+from infra.db.logs import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
@@ -35,7 +35,7 @@ def shared_url(postgres_url: str, template_database: str) -> str:
 def database_url(shared_url: str) -> str:
     """URL of a migrated database without any rows: emptied, which is faster than made."""
     with psycopg.connect(shared_url) as connection:
-        for table in reversed(Base.metadata.sorted_tables):
+        for table in reversed(SCHEMA.sorted_tables):
             connection.execute(f'delete from "{table.name}"')  # type: ignore[call-overload]
     return shared_url
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from domain.phases import Phase
 from domain.protocol import MailKind, TaskProgress
-from infra.db.models import Outbox
+from infra.db.logs import Outbox
 from tests.activities.world import World
 
 _ENDS = {

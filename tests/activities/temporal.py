@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.dispatch import Dispatcher
 from domain.ids import SCHEDULER_WORKFLOW_ID, workload_workflow_id
-from infra.db.models import Outbox
+from infra.db.logs import Outbox
 from infra.db.session import transaction
 
 

@@ -17,7 +17,8 @@ from domain.protocol import AwardRequest, BidRequest, DryRunRequest
 from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
 from infra.db import published
-from infra.db.models import Machine, RegionBid, Tenant, Waiting, Workload
+from infra.db.logs import RegionBid, Waiting
+from infra.db.models import Machine, Tenant, Workload
 from tests.activities import oracle
 from tests.activities.invariants import check
 from tests.activities.world import GIB, World, job

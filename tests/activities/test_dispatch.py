@@ -17,7 +17,8 @@ from domain.phases import Phase
 from domain.protocol import MailKind
 from domain.search_attributes import TENANT
 from infra.db import outbox
-from infra.db.models import Outbox, Workload
+from infra.db.logs import Outbox
+from infra.db.models import Workload
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from tests.activities.temporal import Door, dispatching, told, told_workload, undelivered, until

@@ -10,7 +10,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.house import HouseActivities
 from domain import ids
 from domain.phases import Phase
-from infra.db.models import Allocation, Audit, Base, Event, Idempotency, Outbox, Workload
+from infra.db.logs import SCHEMA, Audit, Event, Outbox
+from infra.db.models import Allocation, Idempotency, Workload
 from infra.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -47,7 +48,7 @@ def _counts(engine: Engine) -> dict[str, int]:
     with engine.connect() as connection:
         return {
             table.name: int(connection.scalar(select(func.count()).select_from(table)) or 0)
-            for table in Base.metadata.sorted_tables
+            for table in SCHEMA.sorted_tables
         }
 
 

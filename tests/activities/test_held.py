@@ -23,8 +23,9 @@ from domain.protocol import DryRunRequest
 from domain.scheduling import Bid, RegionSnapshot, ScanResult
 from domain.spec import WorkloadSpec
 from infra.db import changes
+from infra.db.logs import Change
 from infra.db.migrate import upgrade
-from infra.db.models import Attempt, Change, Eviction, Machine, Region, Tenant, Workload
+from infra.db.models import Attempt, Eviction, Machine, Region, Tenant, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres

@@ -20,7 +20,8 @@ from domain.protocol import MailKind
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db import outbox
-from infra.db.models import Attempt, Outbox, Workload
+from infra.db.logs import Outbox
+from infra.db.models import Attempt, Workload
 from tests.activities.agents import Agent
 from tests.activities.temporal import dispatching, end_all, told_workload, until
 from tests.activities.world import World, job

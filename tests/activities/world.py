@@ -36,20 +36,9 @@ from domain.scheduling import Bid
 from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from infra.config import LifecycleSettings, SchedulerSettings, Settings
 from infra.db import events, outbox
-from infra.db.models import (
-    Allocation,
-    Attempt,
-    Base,
-    Eviction,
-    Machine,
-    Outbox,
-    Region,
-    Replica,
-    Table,
-    Tenant,
-    Waiting,
-    Workload,
-)
+from infra.db.base import Base
+from infra.db.logs import SCHEMA, Outbox, Waiting
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Replica, Table, Tenant, Workload
 from infra.db.session import transaction
 from infra.objects.store import ObjectStore, open_store
 
@@ -378,7 +367,7 @@ class World:
         with self.session() as session:
             return {
                 table.name: list(session.scalars(text(f'select t::text from "{table.name}" t order by 1')))
-                for table in Base.metadata.sorted_tables
+                for table in SCHEMA.sorted_tables
             }
 
 

@@ -12,7 +12,8 @@ from temporalio.testing import WorkflowEnvironment
 from activities.roles import control_worker
 from domain.phases import Phase
 from infra.config import TemporalSettings
-from infra.db.models import Audit, Event, Outbox, Workload
+from infra.db.logs import Audit, Event, Outbox
+from infra.db.models import Workload
 from infra.stack.temporal import find_binary
 from tests.api.test_documents import resources
 from tests.api.world import World, make_world

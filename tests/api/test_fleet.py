@@ -12,7 +12,8 @@ from sqlalchemy import select
 from api.data import archives
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Archive, Audit, Event, Machine, Region
+from infra.db.logs import Audit, Event
+from infra.db.models import Archive, Machine, Region
 from tests.api.test_workloads import act, get, mail
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of
 

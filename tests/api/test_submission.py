@@ -11,7 +11,8 @@ from sqlalchemy import func, select
 
 from api import bodies
 from domain.spec import WorkloadSpec
-from infra.db.models import Audit, Event, Idempotency, Outbox, Tenant, Workload
+from infra.db.logs import Audit, Event, Outbox
+from infra.db.models import Idempotency, Tenant, Workload
 from tests.api.world import World, as_yaml, document
 
 YAML = {"content-type": "application/yaml"}

@@ -7,7 +7,7 @@ from domain.phases import Phase
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from infra.db import published
-from infra.db.models import Waiting
+from infra.db.logs import Waiting
 from tests.api.test_workloads import T0, get
 from tests.api.world import World
 

@@ -8,7 +8,8 @@ from sqlalchemy import func, select
 
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Attempt, Audit, Event, Outbox, Workload
+from infra.db.logs import Audit, Event, Outbox
+from infra.db.models import Attempt, Workload
 from tests.api.world import World
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

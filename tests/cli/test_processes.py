@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy import select
 
 from domain.phases import Phase
-from infra.db.models import Outbox, Workload
+from infra.db.logs import Outbox
+from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client
 from mizzen.client.contexts import Context, Contexts, save_contexts

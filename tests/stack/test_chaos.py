@@ -14,7 +14,8 @@ from itertools import combinations
 import pytest
 from sqlalchemy import select
 
-from infra.db.models import Allocation, Attempt, Event, Machine, Workload
+from infra.db.logs import Event
+from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.postgres import EmbeddedPostgres
 from tests.stack.harness import Up, processes_of, wait_until

@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from infra.db.models import Base
+from infra.db.logs import SCHEMA
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=Base.metadata)
+context.configure(connection=context.config.attributes["connection"], target_metadata=SCHEMA)
 with context.begin_transaction():
     context.run_migrations()
