@@ -31,7 +31,7 @@ from domain.search_attributes import TENANT
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from infra.db.outbox import CHANNEL
-from infra.db.session import transaction
+from infra.db.session import in_thread, transaction
 
 _log = logging.getLogger(__name__)
 _BATCH = 200
@@ -95,6 +95,7 @@ class Dispatcher:
                     continue
         finally:
             listener.cancel()
+            await asyncio.wait([listener])
 
     async def _listen(self) -> None:
         while True:
@@ -109,9 +110,7 @@ class Dispatcher:
     async def _deliver_batch(self) -> bool:
         """Delivers what is due; whether there may be more at once."""
         now_s = time.monotonic()
-        rows = await asyncio.to_thread(
-            self._claim, [who for who, rest in self._resting.items() if rest.until_s > now_s]
-        )
+        rows = await in_thread(self._claim, [who for who, rest in self._resting.items() if rest.until_s > now_s])
         gate = asyncio.Semaphore(_AT_ONCE)
         by_receiver: dict[str, list[_Row]] = {}
         for row in rows:
@@ -132,7 +131,7 @@ class Dispatcher:
                     done.append(mail.id)
 
         results = await asyncio.gather(*(deliver_all(*r) for r in by_receiver.items()), return_exceptions=True)
-        await asyncio.to_thread(self._mark, done)
+        await in_thread(self._mark, done)
         for receiver, failure in zip(by_receiver, results, strict=True):
             self._note(receiver, failure)
         return len(rows) == _BATCH
@@ -199,7 +198,7 @@ class Dispatcher:
 
     async def _start(self, state: WorkloadInput) -> None:
         """Starts a live workload's workflow, if it does not run."""
-        row = await asyncio.to_thread(self._live, state.workload_id)
+        row = await in_thread(self._live, state.workload_id)
         if row is None:
             return
         try:
@@ -228,7 +227,7 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
-            row = await asyncio.to_thread(self._live, workload)
+            row = await in_thread(self._live, workload)
             if row is not None:
                 await self._start(WorkloadInput(workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES))
                 await handle.signal("mail", mail)

@@ -25,7 +25,7 @@ from infra.config import Settings
 from infra.db import changes, events, outbox
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Region, Workload
-from infra.db.session import transaction
+from infra.db.session import in_thread, transaction
 from infra.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ class HouseActivities:
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
         """Reads the progress of placed workloads from their nodes' heartbeats; returns the seconds to rest."""
-        attempts = dict(await asyncio.to_thread(self._placed))
+        attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:
             found = await self._describe(workload)
             beats = _heartbeats(found.pending_activities) if found is not None else []
             progress = [p for beat in beats for p in beat.progress]
             if progress:
-                await asyncio.to_thread(self._take, workload, attempts[workload], progress)
+                await in_thread(self._take, workload, attempts[workload], progress)
 
         await _for_each(attempts, one)
         return self._settings.lifecycle.collect_interval_s
@@ -124,13 +124,13 @@ class HouseActivities:
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
         """Starts anew the workflows of live workloads that are gone: terminated, or lost with Temporal's state."""
-        live = await asyncio.to_thread(self._unstarted)
+        live = await in_thread(self._unstarted)
 
         async def one(workload: str) -> None:
             found = await self._describe(workload)
             running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
             if found is None or found.workflow_execution_info.status != running:
-                await asyncio.to_thread(self._start_again, workload)
+                await in_thread(self._start_again, workload)
 
         await _for_each(live, one)
         return 0.0

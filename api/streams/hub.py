@@ -7,11 +7,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
 
 import psycopg
 from sqlalchemy import Engine, select
@@ -21,9 +19,8 @@ from api.problems import Kind, Problem
 from infra.db import events
 from infra.db.events import Cursor
 from infra.db.models import ApiKey
-from infra.db.session import transaction
+from infra.db.session import in_thread, transaction
 
-T = TypeVar("T")
 MAX_FOLLOWERS = 256
 KEYS_S = 10.0
 """How often it is looked whether the keys of the followers are still good."""
@@ -33,16 +30,6 @@ _COALESCE_S = 0.05
 _RETRY_S = 1.0
 _PAGE = 500
 _log = logging.getLogger(__name__)
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    """Calls a blocking function; a cancellation waits for it, so that it leaves no connection behind."""
-    running = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
 
 
 @dataclass(eq=False)
@@ -148,7 +135,7 @@ class Hub:
                 )
                 async with connection:
                     await connection.execute(f"listen {events.CHANNEL}")
-                    cursor = await _in_thread(self._position)
+                    cursor = await in_thread(self._position)
                     self._wake_all()  # for what happened while nobody listened
                     checked_s = time.monotonic()
                     while True:
@@ -165,7 +152,7 @@ class Hub:
 
     async def _wake_concerned(self, cursor: Cursor) -> Cursor:
         while True:
-            found = await _in_thread(partial(self._after, cursor))
+            found = await in_thread(self._after, cursor)
             for _, workload, tenant in found:
                 for follower in self._followers:
                     if follower.concerned(workload, tenant):
@@ -176,7 +163,7 @@ class Hub:
 
     async def _end_revoked(self) -> None:
         keys = {follower.key for follower in self._followers}
-        good = await _in_thread(partial(self._good, keys))
+        good = await in_thread(self._good, keys)
         for follower in self._followers:
             if follower.key in keys - good:
                 follower.is_revoked = True

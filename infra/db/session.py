@@ -1,13 +1,18 @@
 """Engines and transactions. Sessions are short: never open across a network call."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from infra.errors import ConfigurationError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def sqlalchemy_url(database_url: str) -> str:
@@ -52,3 +57,13 @@ def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Ses
         with connection.begin(), Session(connection, expire_on_commit=False) as session:
             yield session
             session.flush()
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a blocking function answers. A cancellation waits for it, so that it leaves no connection behind."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

@@ -1,10 +1,11 @@
 """The outbox's other end, on a real Temporal server: in order, at least once, whatever is away or refuses."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.engine import make_url
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -292,3 +293,21 @@ async def test_postgres_away_loses_nothing(town: World, database_url: str, clien
     engine.dispose()
     assert [m["attempt"] for m in (await told_workload(client, name)).mails] == [0, 1, 2, 3, 4]
     await door.shut()
+
+
+async def test_a_cancelled_dispatcher_leaves_no_connection(town: World, database_url: str, client: Client) -> None:
+    """Whoever cancels a dispatcher waits for its transactions: after that it holds no connection."""
+    engine = open_engine(database_url)
+    _put(town, "wake", None, {})
+    with town.session() as session:
+        session.execute(select(Outbox).with_for_update())
+        task = asyncio.create_task(Dispatcher(engine, database_url, client).run())
+        blocked = text("select count(*) from pg_locks where not granted")
+        await until(lambda: session.scalar(blocked), "its mark waits for the row")
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+        assert not task.done()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    engine.dispose()
