@@ -31,8 +31,8 @@ regions:
 """
 
 CONFIG = """
-scheduler: {scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}
-lifecycle: {heartbeat_timeout_s: 5, node_lost_after_s: 15, collect_interval_s: 1}
+scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
+lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1}}
 """
 
 
@@ -69,16 +69,16 @@ def processes_of(folder: Path) -> dict[int, str]:
 class Up:
     """One `mizzen up` and those that follow it on the same folder."""
 
-    def __init__(self, folder: Path, fleet: str = FLEET, **existing: str) -> None:
+    def __init__(self, folder: Path, fleet: str = FLEET, lost_s: int = 15, **existing: str) -> None:
+        """`lost_s`: when a machine that does not answer is lost; `existing`: flags that name services there are."""
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self._machines = sum(m["count"] for r in yaml.safe_load(fleet)["regions"] for m in r["clusters"][0]["machines"])
         self._existing = existing
-        """Flags that name services which are there already."""
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
         (folder / "fleet.yaml").write_text(fleet)
-        (folder / "config.yaml").write_text(CONFIG)
+        (folder / "config.yaml").write_text(CONFIG.format(lost_s=lost_s))
         self.process: subprocess.Popen[str] | None = None
         self._client: Client | None = None
 
@@ -122,9 +122,12 @@ class Up:
             self._client = Client(f"http://127.0.0.1:{self.ports['port']}", key)
         return self._client
 
-    def submit(self, name: str, steps: int, step_s: float, tasks: int = 1, key: str | None = None) -> str:
-        """Submits a counting job of the tenant `t`; its id."""
+    def submit(
+        self, name: str, steps: int, step_s: float, tasks: int = 1, key: str | None = None, gate: Path | None = None
+    ) -> str:
+        """Submits a counting job of the tenant `t`, which does not end before `gate` is there; its id."""
         run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" {steps} {step_s}'
+        run += f' "{gate}"' if gate is not None else ""
         document = {
             "version": 1,
             "name": name,

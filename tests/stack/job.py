@@ -1,18 +1,25 @@
-"""A small resumable job for stack tests: counts to N, one step every so often, saving as it goes."""
+"""A small resumable job for stack tests: counts to N, one step every so often, saving as it goes.
+
+With a third argument it does its last step when that file is there.
+"""
 
 import sys
 import time
+from pathlib import Path
 
 import mizzen
 from mizzen.checkpoint import Checkpointer
 
 steps, step_s = int(sys.argv[1]), float(sys.argv[2])
+gate = Path(sys.argv[3]) if len(sys.argv) > 3 else None
 saver = Checkpointer()
 found = saver.load_latest()
 step = found.state["step"] if found else 0
 print(f"starting at step {step} of {steps}", flush=True)
 while step < steps:
     time.sleep(step_s)
+    if step == steps - 1 and gate and not gate.exists():
+        continue
     step += 1
     mizzen.progress(step)
     if saver.writer and (step == steps or saver.should_save(step)):

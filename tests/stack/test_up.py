@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,19 @@ from tests.stack.harness import ROOT, Up, processes_of, wait_until
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 
-def _tenant(up: Up) -> None:
-    up.client().set_tenant("t", 3, {"a100": 16}, None)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A stack that is up; a test that stops it starts it again. Ctrl-C at the end leaves no process."""
+    # On a busy machine a start may take so long that agents which it brings back would count as lost.
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120)
+    try:
+        stack.start()
+        stack.client().set_tenant("t", 3, {"a100": 16}, None)
+        yield stack
+        assert stack.interrupt() == 0
+        assert processes_of(stack.data) == {}
+    finally:
+        stack.close()
 
 
 def _task_pids(up: Up, workload: str) -> set[int]:
@@ -29,39 +41,56 @@ def _task_pids(up: Up, workload: str) -> set[int]:
     return out
 
 
-def test_interrupt_saves_stops_and_goes_on(up: Up) -> None:
+def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
+    """After kill -9 of `up` its tasks go on, and the next `up` finds them: the same processes, the same attempt."""
+    gate = tmp_path / "gate"
+    workload = shared.submit("long", steps=3, step_s=0.2, gate=gate)
+    wait_until(lambda: shared.phase(workload) == "running" and _task_pids(shared, workload), "it runs")
+    before = _task_pids(shared, workload)
+    assert shared.process is not None
+    shared.process.send_signal(signal.SIGKILL)
+    shared.process.wait()
+    shared.start()
+    assert before <= _task_pids(shared, workload)
+    gate.touch()
+    wait_until(lambda: shared.ended(workload), "it ends")
+    assert [a["attempt"] for a in shared.client().attempts(workload)] == [1]
+
+
+def test_interrupt_saves_stops_and_goes_on(shared: Up) -> None:
     """Ctrl-C asks for a checkpoint and leaves no process; at the next start the workload goes on from there."""
-    up.start()
-    _tenant(up)
-    workload = up.submit("long", steps=60, step_s=0.2, tasks=2)
-    wait_until(lambda: (up.client().workload(workload).get("progress") or {}).get("step"), "it makes progress")
-    assert up.interrupt() == 0
-    assert processes_of(up.data) == {}
-    up.start()
-    wait_until(lambda: up.ended(workload), "it goes on to its end")
-    attempts = up.client().attempts(workload)
+    workload = shared.submit("long", steps=60, step_s=0.2, tasks=2)
+    wait_until(lambda: (shared.client().workload(workload).get("progress") or {}).get("step"), "it makes progress")
+    assert shared.interrupt() == 0
+    assert processes_of(shared.data) == {}
+    shared.start()
+    wait_until(lambda: shared.ended(workload), "it goes on to its end")
+    attempts = shared.client().attempts(workload)
     assert [a["attempt"] for a in attempts] == [1, 2]
     assert attempts[1]["resumed_step"] >= attempts[0]["checkpoint_step"] > 0
-    assert up.interrupt() == 0
-    assert processes_of(up.data) == {}
 
 
-def test_killed_up_is_taken_over(up: Up) -> None:
-    """After kill -9 of `up` its tasks go on, and the next `up` finds them: the same processes, the same attempt."""
-    up.start()
-    _tenant(up)
-    workload = up.submit("long", steps=100, step_s=0.2)
-    wait_until(lambda: up.phase(workload) == "running" and _task_pids(up, workload), "it runs")
-    before = _task_pids(up, workload)
-    assert up.process is not None
-    up.process.send_signal(signal.SIGKILL)
-    up.process.wait()
-    up.start()
-    assert before <= _task_pids(up, workload)
-    wait_until(lambda: up.ended(workload), "it ends")
-    assert [a["attempt"] for a in up.client().attempts(workload)] == [1]
-    assert up.interrupt() == 0
-    assert processes_of(up.data) == {}
+def test_second_up_on_a_folder_is_refused(shared: Up) -> None:
+    """Two stacks never share a data folder: the second names the first's process."""
+    other = Up(shared.folder, lost_s=120)
+    done = subprocess.run(other.command(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 6
+    assert shared.process is not None and str(shared.process.pid) in done.stderr
+
+
+def test_dead_children_are_restarted(shared: Up) -> None:
+    """Each part that is killed comes back, and the stack answers again."""
+    log = shared.data / "run" / "log"
+    for part in ("server worker", "server api", "server agents", "start-dev", "/postgres -D"):
+        pids = {pid for pid, command in processes_of(shared.data).items() if part in command}
+        assert pids, f"{part} runs: {sorted(p.name for p in log.iterdir())}"
+        os.kill(min(pids), signal.SIGKILL)
+        wait_until(
+            lambda part=part, pids=pids: {p for p, c in processes_of(shared.data).items() if part in c} - pids,
+            f"{part} is started again",
+        )
+    workload = shared.submit("after", steps=3, step_s=0.05)
+    wait_until(lambda: shared.ended(workload), "the stack works")
 
 
 @pytest.mark.parametrize("port", ["port", "database-port", "temporal-port", "temporal-ui-port"])
@@ -75,33 +104,4 @@ def test_taken_port_is_named(up: Up, port: str) -> None:
     assert done.returncode == 6
     assert str(up.ports[port]) in done.stderr and f"--{port}" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert processes_of(up.data) == {}
-
-
-def test_second_up_on_a_folder_is_refused(up: Up) -> None:
-    """Two stacks never share a data folder: the second names the first's process."""
-    up.start()
-    other = Up(up.folder)
-    done = subprocess.run(other.command(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 6
-    assert up.process is not None and str(up.process.pid) in done.stderr
-    assert up.interrupt() == 0
-
-
-def test_dead_children_are_restarted(up: Up) -> None:
-    """Each part that is killed comes back, and the stack answers again."""
-    up.start()
-    _tenant(up)
-    log = up.data / "run" / "log"
-    for part in ("server worker", "server api", "server agents", "start-dev", "/postgres -D"):
-        pids = {pid for pid, command in processes_of(up.data).items() if part in command}
-        assert pids, f"{part} runs: {sorted(p.name for p in log.iterdir())}"
-        os.kill(min(pids), signal.SIGKILL)
-        wait_until(
-            lambda part=part, pids=pids: {p for p, c in processes_of(up.data).items() if part in c} - pids,
-            f"{part} is started again",
-        )
-    workload = up.submit("after", steps=3, step_s=0.05)
-    wait_until(lambda: up.ended(workload), "the stack works")
-    assert up.interrupt() == 0
     assert processes_of(up.data) == {}
