@@ -28,7 +28,7 @@ demo: setup
 	@$(BIN)/mizzen demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos $(ARGS)

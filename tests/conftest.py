@@ -5,10 +5,12 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine
+from xdist.scheduler import LoadFileScheduling
 
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
@@ -20,12 +22,32 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+class Stacks(LoadFileScheduling):
+    """The tests of a file share a worker, and so do all of whole stacks: two at a time are too much for two cores."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/stack" if nodeid.startswith("tests/stack/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
+    return Stacks(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stacks first: they wait most of their time, while the other worker computes."""
+    items.sort(key=lambda item: item.path.parent.name != "stack")
+
+
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a database on an embedded Postgres that runs for the whole session."""
+    """URL of a database on an embedded Postgres that runs for the whole session.
+
+    It does not wait for the disk: what a kill of its processes may not lose, the operating system still has.
+    """
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), free_port())
     server.initialise()
-    process = subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [*server.command(), "-c", "fsync=off", "-c", "full_page_writes=off"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server.wait_ready(process)
         yield server.url
