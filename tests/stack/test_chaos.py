@@ -14,6 +14,7 @@ from itertools import combinations
 import pytest
 from sqlalchemy import select
 
+from domain.slots import bits
 from infra.db.logs import Event
 from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction
@@ -94,7 +95,7 @@ def _assert_sound(up: Up, workloads: list[str]) -> None:
             for row in session.scalars(select(Allocation).order_by(Allocation.held_at, Allocation.workload)):
                 assert row.released_at is not None, f"{row.workload} still holds {row.machine}"
                 if row.held_at is not None:
-                    for slot in (slot for task in row.tasks["tasks"] for slot in task["slots"]):
+                    for slot in bits(row.slots):
                         held.setdefault((row.machine, slot), []).append(row)
             for slot_id, holds in held.items():
                 for one, other in combinations(holds, 2):
