@@ -24,7 +24,7 @@ from tests.stack.harness import Up, processes_of, wait_until
 SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "7"))
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
 WORKLOADS = 40
-KILL_FOR_S, KILL_EVERY_S = 60.0, (2.0, 4.5)
+KILL_FOR_S, KILL_EVERY_S, KILLS = 60.0, (2.0, 4.5), 10
 
 PARTS: dict[str, Callable[[str], bool]] = {
     "agent": lambda c: "server agents" in c,  # each machine's is a fork of the host, with the same command line
@@ -36,7 +36,10 @@ PARTS: dict[str, Callable[[str], bool]] = {
 
 
 def _kill_at_random(up: Up, chance: random.Random, stop: threading.Event, killed: list[str]) -> None:
+    began = time.monotonic()
     while not stop.wait(chance.uniform(*KILL_EVERY_S)):
+        if time.monotonic() > began + KILL_FOR_S and len(killed) >= KILLS:
+            return
         part = chance.choice(sorted(PARTS))
         draw = chance.random()  # drawn whether or not something is there: the sequence depends on the seed alone
         found = sorted(pid for pid, command in processes_of(up.data).items() if PARTS[part](command))
@@ -57,7 +60,7 @@ def test_random_kills_lose_nothing(up: Up, seed: int) -> None:
     chance = random.Random(seed)
     up.start()
     up.client().set_tenant("t", 3, {"a100": 16}, None)
-    stop, killed, began = threading.Event(), list[str](), time.monotonic()
+    stop, killed = threading.Event(), list[str]()
     killer = threading.Thread(target=_kill_at_random, args=(up, random.Random(seed), stop, killed))
     killer.start()
     workloads = []
@@ -68,12 +71,11 @@ def test_random_kills_lose_nothing(up: Up, seed: int) -> None:
             submit = lambda: up.submit(f"w-{number}", steps, 0.1, tasks, key)  # noqa: B023,E731 - called in this turn
             workloads.append(wait_until(submit, f"workload {number} is accepted"))
             time.sleep(chance.uniform(0.0, 1.5))
-        while time.monotonic() < began + KILL_FOR_S:
-            time.sleep(0.5)
+        killer.join()
     finally:
         stop.set()
         killer.join()
-    assert len(killed) >= 10, killed
+    assert len(killed) >= KILLS, killed
     for workload in workloads:
         wait_until(lambda workload=workload: up.ended(workload), f"{workload} ends after {killed}", 180.0)
     assert len(set(workloads)) == WORKLOADS
