@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Engine, delete, text
@@ -143,15 +143,15 @@ class AuctionActivities:
             waiting: list[Asked] = []
             first, asked_once = with_bids(shut, bids), market.stats.bids
             while todo:
-                outcomes = market.place(entries(todo, reachable, held.now_s), [first[o.entry.workload] for o in todo])
+                outcomes: list[Outcome] = []
+                answers = [first[a.entry.workload] for a in todo]
+                placing = market.placing(entries(todo, reachable, held.now_s), answers)
+                with awards.connected(self._engine) as connection:
+                    done = awards.award(connection, _candidates(todo, placing, outcomes))
                 if first is not shut:
-                    first, asked_once = (
-                        shut,
-                        market.stats.bids,
-                    )  # What was bid in the first place is of another time then.
+                    first, asked_once = shut, market.stats.bids  # What was bid at first is of another time then.
                     result.rebids = market.stats.rebids - before.rebids
                 placed = [outcome.bid for outcome in outcomes]
-                done = awards.award(self._engine, [_candidate(a, b) for a, b in zip(todo, placed, strict=True) if b])
                 result.awarded += done.count
                 if done.count:
                     with transaction(self._engine) as session:
@@ -159,7 +159,7 @@ class AuctionActivities:
                 settled = _settled(placed, done)
                 last |= {outcome.workload: outcome for outcome in outcomes[: settled + 1]}
                 waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]
-                if settled == len(todo):
+                if done.verdict is None:
                     break
                 failed, of = todo[settled], placed[settled]
                 for bid in placed[settled:]:
@@ -244,9 +244,14 @@ def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
 
 
-def _candidate(a: Asked, bid: Bid) -> awards.Candidate:
-    assert bid.plan is not None
-    return awards.Candidate(bid.plan, a.entry.rank, a.ask.jobs, bid.victim_attempts)
+def _candidates(
+    batch: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
+) -> Iterator[awards.Candidate]:
+    """Those of a batch that are placed, as they are; all outcomes so far go to `outcomes`."""
+    for a, outcome in zip(batch, placing, strict=True):
+        outcomes.append(outcome)
+        if outcome.bid is not None and outcome.bid.plan is not None:
+            yield awards.Candidate(outcome.bid.plan, a.entry.rank, a.ask.jobs, outcome.bid.victim_attempts)
 
 
 def _settled(placed: Sequence[Bid | None], done: awards.Awarded) -> int:

@@ -6,10 +6,12 @@ as it is for all who write allocations.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -20,8 +22,9 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, Plan
 from domain.slots import plan_body, shares
 
-_AT_ONCE = 100
-"""Awards of one transaction at most: others wait for what it locks."""
+_FIRST, _MOST = 16, 64
+"""Awards of a batch's first transaction, and of any: others wait for what it locks, and after a plan that does not hold
+the rest of it was in vain. Each that goes well is followed by one of twice its size."""
 _AWARD = b"select awarded, gone from award_plans(%s::jsonb)"
 
 
@@ -53,36 +56,9 @@ class Awarded:
     verdict: Verdict | None = None
 
 
-def award(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
-    """Awards candidates in queue order, many in one transaction, up to the first that cannot be.
-
-    Nobody else loses by that one: what comes before it is placed, what comes after it has changed nothing, and its
-    region may bid again before they do. Readers of events and mail are not woken (`infra.db.outbox.wake_readers` does).
-    """
-    for first in range(0, len(candidates), _AT_ONCE):
-        done = _award_some(engine, candidates[first : first + _AT_ONCE])
-        if done.verdict is not None:
-            return Awarded(first + done.count, done.verdict)
-    return Awarded(len(candidates))
-
-
-def _award_some(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
-    body = json.dumps([_body(candidate) for candidate in candidates])
-    try:
-        with _connection(engine) as connection:
-            found = connection.execute(_AWARD, (body,)).fetchone()
-    except psycopg.IntegrityError:
-        return _one_by_one(engine, candidates)
-    assert found is not None
-    count, gone = found
-    if gone is None:
-        return Awarded(count)
-    return Awarded(count, Verdict.GONE if gone else Verdict.STALE)
-
-
 @contextmanager
-def _connection(engine: Engine) -> Iterator[Connection[Any]]:
-    """The driver's own connection: what is between it and a session costs a third of an award."""
+def connected(engine: Engine) -> Iterator[Connection[Any]]:
+    """A connection for awards. It is the driver's own: what is between that and a session costs a third of an award."""
     pooled = engine.raw_connection()
     try:
         driver = pooled.driver_connection
@@ -100,10 +76,48 @@ def _connection(engine: Engine) -> Iterator[Connection[Any]]:
         pooled.close()
 
 
-def _one_by_one(engine: Engine, candidates: Sequence[Candidate]) -> Awarded:
+def award(connection: Connection[Any], candidates: Iterable[Candidate]) -> Awarded:
+    """Awards candidates in queue order, many in one transaction, up to the first that cannot be.
+
+    Of a long batch some are written while the next are asked for, and maybe found only then. After one that cannot be,
+    no more are asked for than those.
+
+    Nobody else loses by that one: what comes before it is placed, what comes after it has changed nothing, and its
+    region may bid again before they do. Readers of events and mail are not woken (`infra.db.outbox.wake_readers` does).
+    """
+    rest, size, count = iter(candidates), _FIRST, 0
+    some = list(islice(rest, size))
+    if len(some) < size:
+        return _award_some(connection, some) if some else Awarded(0)
+    with ThreadPoolExecutor(1, "award") as writer:
+        while some:
+            writing = writer.submit(_award_some, connection, some)
+            size = min(2 * size, _MOST)
+            some = list(islice(rest, size))
+            done = writing.result()
+            count += done.count
+            if done.verdict is not None:
+                return Awarded(count, done.verdict)
+    return Awarded(count)
+
+
+def _award_some(connection: Connection[Any], candidates: Sequence[Candidate]) -> Awarded:
+    body = json.dumps([_body(candidate) for candidate in candidates])
+    try:
+        found = connection.execute(_AWARD, (body,)).fetchone()
+    except psycopg.IntegrityError:
+        return _one_by_one(connection, candidates)
+    assert found is not None
+    count, gone = found
+    if gone is None:
+        return Awarded(count)
+    return Awarded(count, Verdict.GONE if gone else Verdict.STALE)
+
+
+def _one_by_one(connection: Connection[Any], candidates: Sequence[Candidate]) -> Awarded:
     """After the database's own refusal, which does not say of whom: a transaction for each, so that it shows."""
     for count, candidate in enumerate(candidates if len(candidates) > 1 else ()):
-        done = award(engine, [candidate])
+        done = award(connection, [candidate])
         if done.verdict is not None:
             return Awarded(count, done.verdict)
     return Awarded(len(candidates)) if len(candidates) > 1 else Awarded(0, Verdict.STALE)

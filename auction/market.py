@@ -1,6 +1,6 @@
 """The market: every region bids on a batch of the queue's head, and plans are awarded in its order (MAST 4.2, 4.3)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -62,7 +62,15 @@ class Market:
             desk.open(now_s)
 
     def place(self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None) -> list[Outcome]:
+        """`placing`, all of it."""
+        return list(self.placing(entries, answers))
+
+    def placing(
+        self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None
+    ) -> Iterator[Outcome]:
         """What each of a batch gets, as if they were placed one at a time: `entries` are in queue order.
+
+        Each outcome comes as soon as it is known; those that nobody asks for any more have taken nothing.
 
         All regions bid on the whole batch first. A bid is stale once its region has changed since, and is asked for
         again in its turn. A refusal that is lasting is never stale: awards only take. (Any other may be: with less room
@@ -76,10 +84,10 @@ class Market:
         bids = [self._first(entry, dict(answers[i]) if answers is not None else {}) for i, entry in enumerate(entries)]
         head = min(len(entries), self._options.joint_head) if self._options.joint else 0
         results = self._together(entries[:head], bids[:head])
-        outcomes = [self._settle(entry, *result) for entry, result in zip(entries[:head], results, strict=True)]
+        for entry, result in zip(entries[:head], results, strict=True):
+            yield self._settle(entry, *result)
         for entry, found in zip(entries[head:], bids[head:], strict=True):
-            outcomes.append(self._settle(entry, found, self._one(entry, found)))
-        return outcomes
+            yield self._settle(entry, found, self._one(entry, found))
 
     def desk(self, region: str) -> Desk:
         """A region's desk."""

@@ -12,14 +12,15 @@ transaction, up to the first that is stale.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
+from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, insert
 
-from activities.awards import Awarded, Candidate, Verdict, award
+from activities.awards import Awarded, Candidate, Verdict, award, connected
 from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
 from bench.postgres import postgres
 from domain.reasons import Reason, ReasonCode
@@ -120,11 +121,12 @@ class House:
         Raises:
             Unfit: an award did not end as it must.
         """
-        for late, plan in _tried(plans):
-            if late is not None and self._award([late]) != STALE_NOW:
-                raise Unfit(f"{late.workload} got machines that are taken")
-            if self._award([plan]) != Awarded(1):
-                raise Unfit(f"{plan.workload} was not awarded")
+        with connected(self.engine) as connection:
+            for late, plan in _tried(plans):
+                if late is not None and _award(connection, [late]) != STALE_NOW:
+                    raise Unfit(f"{late.workload} got machines that are taken")
+                if _award(connection, [plan]) != Awarded(1):
+                    raise Unfit(f"{plan.workload} was not awarded")
 
     def batched(self, plans: Sequence[Plan]) -> None:
         """Awards one region's plans as the auction does a batch: all that are left, up to the first that is stale.
@@ -134,18 +136,20 @@ class House:
         """
         tried = _tried(plans)
         at = 0
-        while at < len(tried):
-            done = self._award([late or plan for late, plan in tried[at:]])
-            at += done.count
-            if done.verdict is None:
-                continue
-            late, plan = tried[at]
-            if late is None or done.verdict is not Verdict.STALE:
-                raise Unfit(f"{plan.workload} was not awarded: {done.verdict}")
-            tried[at] = (None, plan)
+        with connected(self.engine) as connection:
+            while at < len(tried):
+                done = _award(connection, [late or plan for late, plan in tried[at:]])
+                at += done.count
+                if done.verdict is None:
+                    continue
+                late, plan = tried[at]
+                if late is None or done.verdict is not Verdict.STALE:
+                    raise Unfit(f"{plan.workload} was not awarded: {done.verdict}")
+                tried[at] = (None, plan)
 
-    def _award(self, plans: Sequence[Plan]) -> Awarded:
-        return award(self.engine, [Candidate(plan, 3, _SPEC.requests()) for plan in plans])
+
+def _award(connection: psycopg.Connection[Any], plans: Iterable[Plan]) -> Awarded:
+    return award(connection, (Candidate(plan, 3, _SPEC.requests()) for plan in plans))
 
 
 def _tried(plans: Sequence[Plan]) -> list[tuple[Plan | None, Plan]]:

@@ -70,7 +70,7 @@ def _one_at_a_time(world: World) -> None:
         if best is not None:
             victims = {v: world.workload(v).attempt for v in best.victims}
             candidate = awards.Candidate(best, entry.rank, own.ask.jobs, victims)
-            assert awards.award(world.engine, [candidate]) == awards.Awarded(1)
+            assert world.award_all([candidate]) == awards.Awarded(1)
 
 
 def _placements(world: World) -> Any:

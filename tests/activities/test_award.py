@@ -1,11 +1,13 @@
 """The award: who gets which slots, what is handed over to whom, and that a plan whose facts have changed is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from alembic import command
 from sqlalchemy import select, text
 
+from activities import awards
 from domain.phases import Phase
 from domain.priority import rank_of
 from domain.protocol import TaskProgress
@@ -228,6 +230,28 @@ def _refuses(world: World, offer: Offer) -> None:
     with pytest.raises(StalePlan):
         world.accept(offer)
     assert world.dump() == before
+
+
+def test_a_long_batch_is_asked_for_as_it_is_awarded(fleet: World) -> None:
+    """Of a long batch more is asked for while some is written; after one that cannot be, no more than that."""
+    ids = [fleet.submit(job(gpus=1)) for _ in range(100)]
+    candidate = fleet.offer(ids[0]).candidate
+    asked = []
+
+    def candidates() -> Iterator[awards.Candidate]:
+        for id_ in ids:
+            asked.append(id_)
+            yield replace(candidate, plan=replace(candidate.plan, workload=id_))
+
+    assert fleet.award_all(candidates()) == awards.Awarded(4, awards.Verdict.STALE)
+    assert len(asked) == 3 * awards._FIRST
+    check(fleet)
+    fleet.machine("r/c/wide", gpus=60)
+    (placement,) = candidate.plan.jobs
+    wide = replace(candidate, plan=replace(candidate.plan, jobs=(replace(placement, machines=(("r/c/wide", 1),)),)))
+    some = (replace(wide, plan=replace(wide.plan, workload=id_)) for id_ in ids[4:59])
+    assert fleet.award_all(some) == awards.Awarded(55)
+    check(fleet)
 
 
 def test_only_queued_workloads_that_nobody_holds_are_awarded(fleet: World) -> None:

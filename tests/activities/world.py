@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -228,10 +228,15 @@ class World:
         Raises:
             StalePlan: the facts do not hold any more.
         """
-        done = awards.award(self.engine, [offer.candidate])
+        done = self.award_all([offer.candidate])
         if done.verdict is awards.Verdict.STALE:
             raise StalePlan(offer.bid.workload)
         return done.count == 1
+
+    def award_all(self, candidates: Iterable[awards.Candidate]) -> awards.Awarded:
+        """Awards candidates in their order."""
+        with awards.connected(self.engine) as connection:
+            return awards.award(connection, candidates)
 
     def change(self, workload: str, phase: Phase, attempt: int | None = None) -> bool:
         """A phase change by its workflow."""
