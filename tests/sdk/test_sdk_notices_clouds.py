@@ -1,5 +1,7 @@
 """What AWS, GCP and Azure say through their metadata servers, and servers that answer otherwise."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -71,8 +73,9 @@ def test_aws_tokens_are_renewed_before_they_expire(serve: Serve) -> None:
     assert len(cloud.tokens) == 1
     age_s = 90.0
     cloud.valid.clear()
+    cloud.asked.clear()
     assert watcher.poll() is None
-    assert len(cloud.tokens) == 2
+    assert [method for method, _ in cloud.asked] == ["PUT", "GET", "GET"]
 
 
 def test_aws_a_refused_token_is_renewed_once(serve: Serve) -> None:
@@ -164,6 +167,7 @@ def test_azure_takes_only_its_own_eviction(serve: Serve) -> None:
     assert watcher.poll() is None
     cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:15:00 GMT")
     cloud.evict(["TRAINER_3", "trainer_4"], "2023-11-14T22:14:10Z")
+    cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:16:00 GMT")
     notice = watcher.poll()
     assert notice is not None
     assert (notice.kind, notice.ends_at_s, notice.certain) == (Kind.PREEMPT, NOW_S + 50, True)
@@ -248,7 +252,7 @@ def test_bad_servers_are_errors_of_one_kind(make: Callable[[str], Watcher], talk
 @pytest.mark.parametrize(
     "cloud",
     [
-        Fixed(200, "<html>TRUE</html>", Content_Type="text/html; charset=utf-8", Metadata_Flavor="Google"),
+        Fixed(200, "TRUE", Content_Type="text/html; charset=utf-8", Metadata_Flavor="Google"),
         Fixed(200, ""),
         Fixed(302, "", Location="http://127.0.0.1:9/"),
         Fixed(403, "no"),
@@ -269,6 +273,18 @@ def test_no_server_is_an_error_of_the_same_kind(make: Callable[[str], Watcher]) 
         make(refusing()).poll()
     with blackhole() as base, pytest.raises(MetadataError, match="timed out"):
         make(base).poll()
+
+
+def test_an_answer_without_end_is_cut_short() -> None:
+    """More than 64 KiB is too much, long before the time is up."""
+
+    def talk(connection: socket.socket, freed: threading.Event) -> None:
+        connection.sendall(OK + b"\r\n")
+        while not freed.is_set():
+            connection.sendall(b"x" * 1000)
+
+    with talking(talk) as (base, _), pytest.raises(MetadataError, match="too long"):
+        Metadata(base, timeout_s=60).request("GET", "/", {})
 
 
 def test_proxies_are_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,20 +135,19 @@ def test_nothing_at_the_address_is_no_cloud(at: Where) -> None:
 
 
 def test_servers_are_asked_at_the_same_time(at: Where) -> None:
-    """Azure is found though the server holds AWS's and GCP's requests until Azure's has come."""
+    """The server answers nobody until all three platforms' first requests are there, and all three still wait then."""
     cloud = Azure()
-    came = threading.Event()
+    waiting: list[str] = []
+    first = threading.Barrier(3, lambda: waiting.extend(t.name for t in threading.enumerate() if "probe" in t.name))
     answer = cloud.answer
 
-    def slowly(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
-        if path.startswith("/metadata/"):
-            came.set()
-        elif not came.wait(30):
-            raise AssertionError("Azure's request did not come")
+    def together(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        first.wait(30)
         return answer(method, path, headers, body)
 
-    cloud.answer = slowly  # type: ignore[method-assign]
+    cloud.answer = together  # type: ignore[method-assign]
     assert detect(at(cloud), timeout_s=30).platform == "azure"
+    assert sorted(waiting) == ["mizzen-probe-aws", "mizzen-probe-azure", "mizzen-probe-gcp"]
 
 
 def test_the_platforms_own_variables_are_followed(at: Where) -> None:
