@@ -10,6 +10,7 @@ import pytest
 
 import mizzen
 from mizzen import notices
+from mizzen.notices.detection import PLATFORMS
 from tests.sdk.clouds import Aws, Azure, Cloud, Fixed, refusing, serving, silent, talking
 
 SDK = Path(mizzen.__file__).parents[1]
@@ -17,6 +18,7 @@ BEGIN = f"""
 import functools, os, signal, sys, threading, time
 sys.path.insert(0, {str(SDK)!r})
 from mizzen import notices
+from mizzen.notices.detection import PLATFORMS
 
 def until(done):
     end = time.monotonic() + 60
@@ -430,3 +432,46 @@ def test_the_public_names() -> None:
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = notices.nothing
+
+
+@pytest.mark.parametrize(("save_takes_s", "saves"), [(0, [0, 500, 512]), (40, [0, 500])], ids=["fits", "too slow"])
+def test_the_documented_loop_does_what_it_says(save_takes_s: int, saves: list[int]) -> None:
+    """The example of the documentation saves once more at a notice if that fits, says why, and ends with 143."""
+    page = (SDK.parent / "docs" / "notices.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    script = f"""
+steps, done, saved = 10_000, [], []
+slept_s = 0
+time.monotonic = lambda: slept_s
+def train_one_step():
+    done.append(1)
+    if len(done) == 513:
+        os.kill(os.getpid(), signal.SIGTERM)
+def save(step):
+    global slept_s
+    slept_s += {save_takes_s}
+    saved.append(step)
+try:
+    exec({example!r})
+finally:
+    print(saved)
+"""
+    ended = run(script, MIZZEN_GRACE_S="30")
+    assert ended.returncode == notices.PREEMPTED_EXIT_CODE == 143, ended.stderr
+    assert ended.stdout.splitlines()[1] == str(saves)
+    assert ended.stdout.startswith("Save now: mizzen" if save_takes_s == 0 else "Rely on the last checkpoint: mizzen")
+
+
+def test_the_documented_platforms_are_all_of_them() -> None:
+    """The table of the documentation has a row for each platform, with the window that its watcher has."""
+    page = (SDK.parent / "docs" / "notices.md").read_text()
+    rows = {
+        cells[1].strip(" `"): cells[4].strip()
+        for line in page.splitlines()
+        if line.startswith("| `") and len(cells := line.split("|")) == 7
+    }
+    assert set(rows) == set(PLATFORMS)
+    for platform, told in rows.items():
+        watcher = notices.detect({"MIZZEN_PLATFORM": platform})
+        assert platform == watcher.platform
+        assert platform == "mizzen" or told.startswith(f"{watcher.window.seconds:g} s")
