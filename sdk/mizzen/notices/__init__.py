@@ -1,0 +1,116 @@
+"""Notices of preemption: what each platform says before it takes a machine away, and what to do about it.
+
+A notice is an opportunity for one last save, never the safety net: machines also die without one, so saving goes by
+the interval (`Checkpointer.should_save`).
+
+    from mizzen import notices
+
+    notices.watch()                                  # once, in the main thread
+    while step < steps:
+        step = train_one_step()
+        if notices.preempted():
+            if notices.decide(notices.current(), save_s=12.0).flush:
+                save(step)
+            notices.exit_preempted()
+
+`preempted` is about certain ends only. A recommendation to leave (`Notice.certain` is False) is in `current`, and the
+training goes on after its save.
+
+| platform | module | told by | window |
+| --- | --- | --- | --- |
+| mizzen's agent | `agent` | SIGTERM | `MIZZEN_GRACE_S` |
+| Slurm | `slurm` | SIGTERM, another signal of `--signal`, the job's end time | 30 s, or the lead |
+| RunPod | `runpod` | SIGTERM | 5 s |
+| vast.ai | `vast` | nothing | 0 s |
+| Kubernetes | `kubernetes` | SIGTERM | 30 s, or what the pod was told |
+| AWS | `aws` | instance metadata | 120 s |
+| GCP | `gcp` | instance metadata, SIGTERM, the age of a preemptible machine | 30 s |
+| Azure | `azure` | scheduled events | 30 s |
+| any other | `sigterm` | SIGTERM | 10 s |
+
+`MIZZEN_NOTICE_WINDOW_S` sets the window where the site knows it better (not the agent's, which says its own), and
+`MIZZEN_PLATFORM` names the platform where none should be looked for. Standard library only; what speaks HTTP is
+loaded when it is first needed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mizzen.notices.decision import DEFAULT_MARGIN, Decision, decide
+from mizzen.notices.notice import Kind, Notice, Watcher, Window
+from mizzen.notices.watching import (
+    PREEMPTED_EXIT_CODE,
+    acknowledge,
+    current,
+    exit_preempted,
+    preempted,
+    unwatch,
+    watch,
+    watch_sigterm,
+    watcher,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from mizzen.notices.agent import AgentWatcher
+    from mizzen.notices.aws import AwsWatcher
+    from mizzen.notices.azure import AzureWatcher
+    from mizzen.notices.detection import detect
+    from mizzen.notices.gcp import GcpWatcher
+    from mizzen.notices.kubernetes import KubernetesWatcher
+    from mizzen.notices.metadata import MetadataError
+    from mizzen.notices.runpod import RunPodWatcher
+    from mizzen.notices.sigterm import SigtermWatcher
+    from mizzen.notices.slurm import SlurmWatcher
+    from mizzen.notices.vast import VastWatcher
+
+__all__ = [
+    "DEFAULT_MARGIN",
+    "PREEMPTED_EXIT_CODE",
+    "AgentWatcher",
+    "AwsWatcher",
+    "AzureWatcher",
+    "Decision",
+    "GcpWatcher",
+    "Kind",
+    "KubernetesWatcher",
+    "MetadataError",
+    "Notice",
+    "RunPodWatcher",
+    "SigtermWatcher",
+    "SlurmWatcher",
+    "VastWatcher",
+    "Watcher",
+    "Window",
+    "acknowledge",
+    "current",
+    "decide",
+    "detect",
+    "exit_preempted",
+    "preempted",
+    "unwatch",
+    "watch",
+    "watch_sigterm",
+    "watcher",
+    "watching",
+]
+
+_HOMES = {
+    "AgentWatcher": "agent",
+    "AwsWatcher": "aws",
+    "AzureWatcher": "azure",
+    "GcpWatcher": "gcp",
+    "KubernetesWatcher": "kubernetes",
+    "MetadataError": "metadata",
+    "RunPodWatcher": "runpod",
+    "SigtermWatcher": "sigterm",
+    "SlurmWatcher": "slurm",
+    "VastWatcher": "vast",
+    "detect": "detection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,119 @@
+"""AWS EC2 Spot: the instance metadata service, version 2 (IMDSv2)."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from mizzen.notices import sigterm
+from mizzen.notices.metadata import LINK_LOCAL, TIMEOUT_S, Answer, Metadata, MetadataError, epoch_s, json_object
+from mizzen.notices.notice import MAX_WORDS, Kind, Notice, Watcher, Window
+
+WINDOW_S = 120.0
+PERIOD_S = 5.0
+TOKEN_TTL_S = 21600
+"""The longest that AWS grants."""
+
+_TOKEN = "/latest/api/token"
+_ACTION = "/latest/meta-data/spot/instance-action"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_INSTANCE = "/latest/meta-data/instance-id"
+_ACTIONS = frozenset({"terminate", "stop", "hibernate"})
+
+
+def base_of(environ: Mapping[str, str]) -> str:
+    """`MIZZEN_AWS_METADATA`, the AWS SDKs' `AWS_EC2_METADATA_SERVICE_ENDPOINT`, or the link-local address."""
+    return environ.get("MIZZEN_AWS_METADATA") or environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or LINK_LOCAL
+
+
+class AwsWatcher(Watcher):
+    """Interruption of a spot instance (terminate, stop, hibernate), and the recommendation to rebalance."""
+
+    platform = "aws"
+
+    def __init__(
+        self,
+        base: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        token_ttl_s: int = TOKEN_TTL_S,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            base: address of the metadata server; from the environment by default.
+            environ: variables to read; `os.environ` by default.
+            timeout_s: for each request.
+            token_ttl_s: how long a session token is asked for, 1 to 21600 s.
+            clock: seconds since the epoch.
+            monotonic: for the token's age.
+
+        Raises:
+            ValueError: the address, or a variable of the environment, is not in its form.
+        """
+        environ = os.environ if environ is None else environ
+        super().__init__(Window(WINDOW_S, "AWS's two-minute interruption notice"), period_s=PERIOD_S, clock=clock)
+        self._metadata = Metadata(base or base_of(environ), timeout_s)
+        self._sigterm = sigterm.window(environ)
+        self._ttl_s = token_ttl_s
+        self._monotonic = monotonic
+        self._token: tuple[str, float] | None = None
+
+    def answers(self) -> bool:
+        """Whether the server at the address is AWS's: it grants a token, and with it names an instance.
+
+        Raises:
+            MetadataError: it does not answer, or is another's.
+        """
+        answer = self._get(_INSTANCE)
+        return answer.status == 200 and re.fullmatch(r"i-[0-9a-f]{8,32}", answer.text) is not None
+
+    def poll(self) -> Notice | None:
+        """The interruption if one is set, else the recommendation if there is one."""
+        answer = self._get(_ACTION)
+        if answer.status == 200:
+            said = json_object(self._metadata, _ACTION, answer)
+            if said.get("action") not in _ACTIONS:
+                raise self._metadata.unexpected(_ACTION, answer)
+            return self._notice(Kind.PREEMPT, answer.text, epoch_s(said.get("time")))
+        if answer.status != 404:
+            raise self._metadata.unexpected(_ACTION, answer)
+        answer = self._get(_REBALANCE)
+        if answer.status == 200:
+            if epoch_s(json_object(self._metadata, _REBALANCE, answer).get("noticeTime")) is None:
+                raise self._metadata.unexpected(_REBALANCE, answer)
+            return Notice(self.platform, Kind.REBALANCE, self._clock(), None, False, answer.text[:MAX_WORDS])
+        if answer.status != 404:
+            raise self._metadata.unexpected(_REBALANCE, answer)
+        return None
+
+    def on_signal(self, received: int) -> Notice:
+        """SIGTERM is not AWS's notice: somebody else's, or the machine's shutdown at the end of the two minutes."""
+        return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
+
+    def _get(self, path: str) -> Answer:
+        """The answer under a valid token: a new one where the old expired, or is refused (401)."""
+        fresh = self._token is None or self._monotonic() >= self._token[1]
+        answer = self._metadata.request("GET", path, {"X-aws-ec2-metadata-token": self._session(renew=fresh)})
+        if answer.status == 401 and not fresh:
+            answer = self._metadata.request("GET", path, {"X-aws-ec2-metadata-token": self._session(renew=True)})
+        if answer.status == 401:
+            self._token = None
+            raise self._metadata.unexpected(path, answer)
+        return answer
+
+    def _session(self, renew: bool) -> str:
+        if not renew and self._token is not None:
+            return self._token[0]
+        asked_s = self._monotonic()
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._ttl_s)}
+        answer = self._metadata.request("PUT", _TOKEN, headers)
+        if answer.status != 200 or not re.fullmatch(r"[!-~]{1,1024}", answer.text):
+            raise MetadataError(f"{self._metadata.base}{_TOKEN}: no token, status {answer.status}")
+        # A tenth early: better a token too many than a refused request.
+        self._token = (answer.text, asked_s + 0.9 * self._ttl_s)
+        return answer.text

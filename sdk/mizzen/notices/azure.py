@@ -1,0 +1,133 @@
+"""Azure: scheduled events of the instance metadata service, of type `Preempt`."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mizzen.notices import sigterm
+from mizzen.notices.metadata import LINK_LOCAL, TIMEOUT_S, Metadata, epoch_s, json_object
+from mizzen.notices.notice import Kind, Notice, Watcher, Window
+
+WINDOW_S = 30.0
+PERIOD_S = 1.0
+FIRST_TIMEOUT_S = 130.0
+"""Azure turns scheduled events on at a machine's first request, and may answer it only after two minutes."""
+
+_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
+_HEADERS = {"Metadata": "true"}
+
+
+def base_of(environ: Mapping[str, str]) -> str:
+    """`MIZZEN_AZURE_METADATA`, or the link-local address."""
+    return environ.get("MIZZEN_AZURE_METADATA") or LINK_LOCAL
+
+
+class AzureWatcher(Watcher):
+    """Eviction of a Spot machine. A machine also sees the events of others of its group: only its own count."""
+
+    platform = "azure"
+
+    def __init__(
+        self,
+        base: str | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        resource: str | None = None,
+        acknowledges: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        first_timeout_s: float = FIRST_TIMEOUT_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            base: address of the metadata server; from the environment by default.
+            environ: variables to read; `os.environ` by default.
+            resource: this machine's name in events; by default the one that the metadata server tells.
+            acknowledges: whether `acknowledge` lets Azure take the machine at once. It does not wait for other
+                processes on the machine, so leave it off where there are any.
+            timeout_s: for each request but the first for events.
+            first_timeout_s: for requests for events until one is answered.
+            clock: seconds since the epoch.
+
+        Raises:
+            ValueError: the address, or a variable of the environment, is not in its form.
+        """
+        environ = os.environ if environ is None else environ
+        super().__init__(Window(WINDOW_S, "Azure's least time before Preempt"), period_s=PERIOD_S, clock=clock)
+        self._metadata = Metadata(base or base_of(environ), timeout_s)
+        self._sigterm = sigterm.window(environ)
+        self._resource = resource
+        self._acknowledges = acknowledges
+        self._timeout_s = max(timeout_s, first_timeout_s)
+        self._event: str | None = None
+
+    def answers(self) -> bool:
+        """Whether the server at the address is Azure's: it describes a machine in Azure's terms.
+
+        Raises:
+            MetadataError: it does not answer, or is another's.
+        """
+        return self._describe() is not None
+
+    def poll(self) -> Notice | None:
+        """This machine's eviction, the one that comes first."""
+        resource = self._name()
+        answer = self._metadata.request("GET", _EVENTS, _HEADERS, timeout_s=self._timeout_s)
+        if answer.status != 200:
+            raise self._metadata.unexpected(_EVENTS, answer)
+        events = json_object(self._metadata, _EVENTS, answer).get("Events")
+        if not isinstance(events, list):
+            raise self._metadata.unexpected(_EVENTS, answer)
+        self._timeout_s = self._metadata.timeout_s
+        found: Notice | None = None
+        for event in events:
+            if not _is_eviction(event, resource):
+                continue
+            # Begun: Azure leaves the time empty.
+            ends_at_s = self._clock() if event.get("EventStatus") == "Started" else epoch_s(event.get("NotBefore"))
+            notice = self._notice(Kind.PREEMPT, json.dumps(event), ends_at_s)
+            if notice.supersedes(found):
+                found, self._event = notice, str(event.get("EventId", ""))
+        return found
+
+    def on_signal(self, received: int) -> Notice:
+        """SIGTERM is not Azure's notice: somebody else's, or the machine's shutdown at its end."""
+        return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
+
+    def acknowledge(self) -> None:
+        """Approve the eviction that was noticed, if the watcher was made to: the machine may go now."""
+        if not self._acknowledges or not self._event:
+            return
+        body = json.dumps({"StartRequests": [{"EventId": self._event}]}).encode()
+        answer = self._metadata.request("POST", _EVENTS, {**_HEADERS, "Content-Type": "application/json"}, body)
+        if answer.status not in (200, 202, 204):
+            raise self._metadata.unexpected(_EVENTS, answer)
+
+    def _name(self) -> str:
+        if self._resource is None:
+            described = self._describe()
+            if described is None:
+                raise self._metadata.unexpected(_COMPUTE, self._metadata.request("GET", _COMPUTE, _HEADERS))
+            self._resource = described
+        return self._resource
+
+    def _describe(self) -> str | None:
+        """The machine's name; None: this is not how Azure describes one."""
+        answer = self._metadata.request("GET", _COMPUTE, _HEADERS)
+        if answer.status != 200:
+            raise self._metadata.unexpected(_COMPUTE, answer)
+        compute = json_object(self._metadata, _COMPUTE, answer)
+        parts = [compute.get(key) for key in ("name", "vmId", "azEnvironment")]
+        return str(parts[0]) if all(isinstance(part, str) and part for part in parts) else None
+
+
+def _is_eviction(event: Any, resource: str) -> bool:
+    if not isinstance(event, dict) or event.get("EventType") != "Preempt":
+        return False
+    names = event.get("Resources")
+    return isinstance(names, list) and resource.lower() in [str(name).lower() for name in names]

@@ -1,0 +1,238 @@
+"""Metadata servers on loopback that speak as AWS, GCP and Azure document, and some that do not."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+class Cloud:
+    """A metadata server: what it was asked, and where it is."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.base = ""
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        """Status, headers and text for a request; header names are in lower case."""
+        raise NotImplementedError
+
+
+class Aws(Cloud):
+    """IMDSv2: nothing without a token that is still valid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action: str | None = None
+        self.rebalance: str | None = None
+        self.instance = "i-0abcd1234efgh5678".replace("efgh", "0000")
+        self.tokens: list[str] = []
+        self.valid: set[str] = set()
+        self.grants = True
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        if path == "/latest/api/token":
+            ttl = headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            if method != "PUT" or not ttl.isdigit() or not 1 <= int(ttl) <= 21600 or "x-forwarded-for" in headers:
+                return 400, {}, ""
+            token = f"AQAEAK{len(self.tokens)}=="
+            self.tokens.append(token)
+            if self.grants:
+                self.valid.add(token)
+            return 200, {"X-aws-ec2-metadata-token-ttl-seconds": ttl}, token
+        if headers.get("x-aws-ec2-metadata-token") not in self.valid:
+            return 401, {}, ""
+        found = {
+            "/latest/meta-data/instance-id": self.instance,
+            "/latest/meta-data/spot/instance-action": self.action,
+            "/latest/meta-data/events/recommendations/rebalance": self.rebalance,
+        }.get(path)
+        return (404, {}, "") if method != "GET" or found is None else (200, {}, found)
+
+
+class Gcp(Cloud):
+    """Google's: every request needs its header, and every answer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = {"id": "4520031799277581759", "preempted": "FALSE", "scheduling/preemptible": "FALSE"}
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        ours = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+        if headers.get("metadata-flavor") != "Google":
+            return 403, ours, "Missing Metadata-Flavor:Google header."
+        found = self.values.get(path.removeprefix("/computeMetadata/v1/instance/"))
+        return (404, ours, "") if method != "GET" or found is None else (200, ours, found)
+
+
+class Azure(Cloud):
+    """Azure's: needs its header and a version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "trainer_3"
+        self.events: list[Any] = []
+        self.started: list[Any] = []
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        url = urlsplit(path)
+        if headers.get("metadata") != "true" or "api-version" not in parse_qs(url.query):
+            return 400, {}, json.dumps({"error": "Bad request"})
+        if url.path == "/metadata/instance/compute":
+            vm = {
+                "azEnvironment": "AzurePublicCloud",
+                "name": self.name,
+                "vmId": "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+            }
+            return 200, {"Content-Type": "application/json"}, json.dumps(vm)
+        if url.path == "/metadata/scheduledevents":
+            if method == "POST":
+                self.started.append(json.loads(body))
+                return 200, {}, ""
+            text = json.dumps({"DocumentIncarnation": 1, "Events": self.events})
+            return 200, {"Content-Type": "application/json; charset=utf-8"}, text
+        return 404, {}, ""
+
+    def evict(self, resources: list[str], not_before: str, status: str = "Scheduled", **more: str) -> None:
+        """Schedule an eviction, as it is documented."""
+        event = {
+            "EventId": f"event-{len(self.events)}", "EventStatus": status, "EventType": "Preempt",
+            "ResourceType": "VirtualMachine", "Resources": resources, "NotBefore": not_before, "Description": "",
+            "EventSource": "Platform", "DurationInSeconds": -1,
+        }  # fmt: skip
+        self.events.append({**event, **more})
+
+
+class Fixed(Cloud):
+    """One answer to everything."""
+
+    def __init__(self, status: int, text: str, **headers: str) -> None:
+        super().__init__()
+        self.status, self.text = status, text
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        return self.status, self.headers, self.text
+
+
+@contextmanager
+def serving(cloud: Cloud) -> Iterator[str]:
+    """Serve it on a free port of loopback; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            cloud.asked.append((self.command, self.path))
+            given = {name.lower(): value for name, value in self.headers.items()}
+            status, headers, text = cloud.answer(self.command, self.path, given, body)
+            data = text.encode()
+            self.send_response_only(status)
+            for name, value in {"Content-Type": "text/plain", "Content-Length": str(len(data)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    cloud.base = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield cloud.base
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+Talk = Callable[[socket.socket, threading.Event], None]
+
+
+@contextmanager
+def talking(talk: Talk) -> Iterator[tuple[str, threading.Event]]:
+    """Reads each request and then does what `talk` does; gives the address and the event that frees the server."""
+    freed = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    threads: list[threading.Thread] = []
+
+    def one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            talk(connection, freed)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threads.append(threading.Thread(target=one, args=(connection,)))
+                threads[-1].start()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", freed
+    finally:
+        freed.set()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for thread in threads:
+            thread.join()
+
+
+def silent(connection: socket.socket, freed: threading.Event) -> None:
+    """Never answers."""
+    freed.wait()
+
+
+def dripping(connection: socket.socket, freed: threading.Event) -> None:
+    """Sends a header without end, a byte at a time."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while not freed.wait(0.02):
+        connection.sendall(b"x")
+
+
+def says(data: bytes) -> Talk:
+    """Sends these bytes and closes."""
+
+    def talk(connection: socket.socket, freed: threading.Event) -> None:
+        connection.sendall(data)
+
+    return talk
+
+
+@contextmanager
+def blackhole() -> Iterator[str]:
+    """An address whose connections are never made: the listener's queue is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        place = listener.getsockname()
+        waiting = []
+        try:
+            for _ in range(4):
+                waiting.append(socket.socket())
+                waiting[-1].setblocking(False)
+                with suppress(BlockingIOError):
+                    waiting[-1].connect(place)
+            yield f"http://127.0.0.1:{place[1]}"
+        finally:
+            for each in waiting:
+                each.close()
+
+
+def refusing() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -1,0 +1,325 @@
+"""What AWS, GCP and Azure say through their metadata servers, and servers that answer otherwise."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from mizzen.notices import AwsWatcher, AzureWatcher, GcpWatcher, Kind, MetadataError, Notice, Watcher
+from mizzen.notices.metadata import Answer, Metadata, epoch_s
+from tests.sdk.clouds import (
+    Aws,
+    Azure,
+    Cloud,
+    Fixed,
+    Gcp,
+    Talk,
+    blackhole,
+    dripping,
+    refusing,
+    says,
+    serving,
+    silent,
+    talking,
+)
+
+NOW_S = 1_700_000_000.0
+Serve = Callable[[Cloud], str]
+
+
+def now() -> float:
+    return NOW_S
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serves clouds until the test ends."""
+    with ExitStack() as stack:
+        yield lambda cloud: stack.enter_context(serving(cloud))
+
+
+def test_aws_says_nothing_then_advises_then_interrupts(serve: Serve) -> None:
+    """404 is no notice, a recommendation has no end and is not certain, an interruption is and comes before it."""
+    cloud = Aws()
+    watcher = AwsWatcher(serve(cloud), clock=now)
+    assert watcher.poll() is None
+    cloud.rebalance = '{"noticeTime": "2023-11-14T22:13:00Z"}'
+    assert watcher.poll() == Notice("aws", Kind.REBALANCE, NOW_S, None, False, cloud.rebalance)
+    cloud.action = '{"action": "terminate", "time": "2023-11-14T22:15:00Z"}'
+    assert watcher.poll() == Notice("aws", Kind.PREEMPT, NOW_S, NOW_S + 100, True, cloud.action)
+    assert len(cloud.tokens) == 1
+    assert cloud.asked[0] == ("PUT", "/latest/api/token")
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_aws_without_a_time_leaves_its_two_minutes(serve: Serve, action: str) -> None:
+    """Each action is an interruption, and one whose time cannot be read ends after the documented window."""
+    cloud = Aws()
+    cloud.action = f'{{"action": "{action}", "time": "soon"}}'
+    notice = AwsWatcher(serve(cloud), clock=now).poll()
+    assert notice is not None
+    assert (notice.kind, notice.ends_at_s) == (Kind.PREEMPT, NOW_S + 120)
+
+
+def test_aws_tokens_are_renewed_before_they_expire(serve: Serve) -> None:
+    """A token is used again until nine tenths of its life, and then replaced without a refused request."""
+    cloud, age_s = Aws(), 0.0
+    watcher = AwsWatcher(serve(cloud), token_ttl_s=100, monotonic=lambda: age_s)
+    assert watcher.poll() is None
+    age_s = 89.0
+    assert watcher.poll() is None
+    assert len(cloud.tokens) == 1
+    age_s = 90.0
+    cloud.valid.clear()
+    cloud.asked.clear()
+    assert watcher.poll() is None
+    assert [method for method, _ in cloud.asked] == ["PUT", "GET", "GET"]
+
+
+def test_aws_a_refused_token_is_renewed_once(serve: Serve) -> None:
+    """401 gets a new token and the answer in the same poll; a server that refuses the new one too is an error."""
+    cloud = Aws()
+    watcher = AwsWatcher(serve(cloud))
+    assert watcher.poll() is None
+    cloud.valid.clear()
+    cloud.action = '{"action": "stop", "time": "2023-11-14T22:15:00Z"}'
+    notice = watcher.poll()
+    assert notice is not None and notice.kind is Kind.PREEMPT
+    assert len(cloud.tokens) == 2
+    cloud.valid.clear()
+    cloud.grants = False
+    with pytest.raises(MetadataError, match="status 401"):
+        watcher.poll()
+    assert len(cloud.tokens) == 3
+    cloud.grants = True
+    assert watcher.poll() is not None
+
+
+@pytest.mark.parametrize("garbage", ["", "[]", "terminate", '{"action": "dance"}', '{"time": "x"}', "[" * 5000])
+def test_aws_garbage_is_no_notice(serve: Serve, garbage: str) -> None:
+    """An answer that is no documented action is an error, not an interruption; neither is one of the other kind."""
+    cloud = Aws()
+    cloud.action = garbage
+    watcher = AwsWatcher(serve(cloud))
+    with pytest.raises(MetadataError, match="instance-action: status 200"):
+        watcher.poll()
+    cloud.action, cloud.rebalance = None, garbage
+    with pytest.raises(MetadataError, match="rebalance: status 200"):
+        watcher.poll()
+
+
+def test_gcp_says_preempted(serve: Serve) -> None:
+    """FALSE is no notice, TRUE one that ends after the window; anything else is an error."""
+    cloud = Gcp()
+    watcher = GcpWatcher(serve(cloud), clock=now)
+    assert watcher.poll() is None
+    cloud.values["preempted"] = "TRUE"
+    notice = watcher.poll()
+    assert notice is not None
+    assert (notice.kind, notice.ends_at_s, notice.certain) == (Kind.PREEMPT, NOW_S + 30, True)
+    cloud.values["preempted"] = "perhaps"
+    with pytest.raises(MetadataError, match="'perhaps'"):
+        watcher.poll()
+
+
+def test_gcp_windows_can_be_longer(serve: Serve) -> None:
+    """A machine that was configured for a longer shutdown says so by the variable."""
+    watcher = GcpWatcher(serve(Gcp()), environ={"MIZZEN_NOTICE_WINDOW_S": "120"})
+    assert (watcher.window.seconds, watcher.window.source) == (120, "MIZZEN_NOTICE_WINDOW_S")
+
+
+@pytest.mark.parametrize("model", [None, "STANDARD"])
+def test_gcp_preemptible_machines_end_after_a_day(serve: Serve, model: str | None) -> None:
+    """The age limit is told `lead_s` before it, with its instant, and never on a machine that has outlived it."""
+    cloud, time_s = Gcp(), 0.0
+    cloud.values["scheduling/preemptible"] = "TRUE"
+    if model:
+        cloud.values["scheduling/provisioning-model"] = model
+    watcher = GcpWatcher(serve(cloud), lead_s=300, started_at_s=lambda: 1000.0, clock=lambda: time_s)
+    end_s = 1000.0 + 86400
+    time_s = end_s - 301
+    assert watcher.poll() is None
+    time_s = end_s - 300
+    notice = watcher.poll()
+    assert notice is not None
+    assert (notice.kind, notice.ends_at_s, notice.certain) == (Kind.AGE_LIMIT, end_s, True)
+    time_s = end_s + 1
+    assert watcher.poll() is None
+
+
+def test_gcp_spot_machines_have_no_age_limit(serve: Serve) -> None:
+    """A Spot machine says that it is preemptible too, and lives on."""
+    cloud = Gcp()
+    cloud.values |= {"scheduling/preemptible": "TRUE", "scheduling/provisioning-model": "SPOT"}
+    assert GcpWatcher(serve(cloud), started_at_s=lambda: NOW_S - 86399, clock=now).poll() is None
+
+
+def test_azure_takes_only_its_own_eviction(serve: Serve) -> None:
+    """Other events, other machines' and malformed ones are passed over; of its own the first to come is told."""
+    cloud = Azure()
+    watcher = AzureWatcher(serve(cloud), clock=now)
+    assert watcher.poll() is None
+    cloud.evict(["trainer_4"], "Tue, 14 Nov 2023 22:14:00 GMT")
+    cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:14:00 GMT", EventType="Freeze")
+    cloud.events += ["text", {"EventType": "Preempt"}, {"EventType": "Preempt", "Resources": "trainer_3"}]
+    assert watcher.poll() is None
+    cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:15:00 GMT")
+    cloud.evict(["TRAINER_3", "trainer_4"], "2023-11-14T22:14:10Z")
+    cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:16:00 GMT")
+    notice = watcher.poll()
+    assert notice is not None
+    assert (notice.kind, notice.ends_at_s, notice.certain) == (Kind.PREEMPT, NOW_S + 50, True)
+    assert "TRAINER_3" in notice.words
+
+
+def test_azure_an_eviction_that_has_begun_leaves_nothing(serve: Serve) -> None:
+    """Started events have no time: they end now; a time that cannot be read leaves the documented window."""
+    cloud = Azure()
+    watcher = AzureWatcher(serve(cloud), clock=now)
+    cloud.evict(["trainer_3"], "")
+    notice = watcher.poll()
+    assert notice is not None and notice.ends_at_s == NOW_S + 30
+    cloud.evict(["trainer_3"], "", status="Started")
+    notice = watcher.poll()
+    assert notice is not None and notice.ends_at_s == NOW_S
+
+
+def test_azure_acknowledges_only_when_it_was_told_to(serve: Serve) -> None:
+    """By default nothing is approved; a watcher made to approves the eviction that it noticed, and that one only."""
+    cloud = Azure()
+    base = serve(cloud)
+    quiet, eager = AzureWatcher(base), AzureWatcher(base, acknowledges=True)
+    eager.acknowledge()
+    cloud.evict(["another"], "Tue, 14 Nov 2023 22:15:00 GMT")
+    cloud.evict(["trainer_3"], "Tue, 14 Nov 2023 22:15:00 GMT")
+    for watcher in (quiet, eager):
+        assert watcher.poll() is not None
+    quiet.acknowledge()
+    assert cloud.started == []
+    eager.acknowledge()
+    assert cloud.started == [{"StartRequests": [{"EventId": "event-1"}]}]
+
+
+def test_azure_waits_longer_for_its_first_answer() -> None:
+    """Until events were answered once the long limit holds, and then the short one."""
+    limits: list[float | None] = []
+    cloud = Azure()
+
+    class Recording(Metadata):
+        def request(self, method: str, path: str, headers: object, body: bytes = b"", timeout_s: float | None = None) -> Answer:  # type: ignore[override]  # fmt: skip # noqa: E501
+            if "scheduledevents" in path:
+                limits.append(timeout_s)
+            return Answer(*cloud.answer(method, path, {"metadata": "true"}, body))
+
+    watcher = AzureWatcher("http://127.0.0.1:9", timeout_s=2, first_timeout_s=130)
+    watcher._metadata = Recording("http://127.0.0.1:9", 2)
+    assert watcher.poll() is None
+    assert watcher.poll() is None
+    assert limits == [130, 2]
+
+
+WATCHERS: list[Callable[[str], Watcher]] = [
+    lambda base: AwsWatcher(base, timeout_s=0.3),
+    lambda base: GcpWatcher(base, timeout_s=0.3),
+    lambda base: AzureWatcher(base, timeout_s=0.3, first_timeout_s=0.3),
+]
+OK = b"HTTP/1.1 200 OK\r\n"
+TALKS: dict[str, Talk] = {
+    "silent": silent,
+    "dripping": dripping,
+    "closing": says(b""),
+    "half a head": says(OK + b"Content-Le"),
+    "half a body": says(OK + b"Content-Length: 100\r\nMetadata-Flavor: Google\r\n\r\nTRUE"),
+    "garbage": says(b"\x16\x03\x01\xff\x00garbage\r\n\r\n\xfe"),
+    "chunks that are none": says(OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nTRUE\r\n0\r\n\r\n"),
+    "endless": says(OK + b"\r\n" + b"x" * 100_000),
+    "a body that is no text": says(OK + b"Metadata-Flavor: Google\r\n\r\n\xff\xfe\x00\x80"),
+    "a length that is none": says(OK + b"Content-Length: -5\r\n\r\n{}"),
+}
+
+
+@pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
+@pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS.keys())
+def test_bad_servers_are_errors_of_one_kind(make: Callable[[str], Watcher], talk: Talk) -> None:
+    """Slow, half and wrong answers are MetadataErrors, never a notice, another exception or a hang."""
+    with talking(talk) as (base, _), pytest.raises(MetadataError):
+        make(base).poll()
+
+
+@pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
+@pytest.mark.parametrize(
+    "cloud",
+    [
+        Fixed(200, "TRUE", Content_Type="text/html; charset=utf-8", Metadata_Flavor="Google"),
+        Fixed(200, ""),
+        Fixed(302, "", Location="http://127.0.0.1:9/"),
+        Fixed(403, "no"),
+        Fixed(500, '{"action": "terminate", "Events": []}', Metadata_Flavor="Google"),
+    ],
+    ids=["html", "empty", "redirect", "forbidden", "broken"],
+)
+def test_wrong_answers_are_errors_of_one_kind(serve: Serve, make: Callable[[str], Watcher], cloud: Cloud) -> None:
+    """A page of HTML, a redirect, a refusal or a server's error is a MetadataError."""
+    with pytest.raises(MetadataError):
+        make(serve(cloud)).poll()
+
+
+@pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
+def test_no_server_is_an_error_of_the_same_kind(make: Callable[[str], Watcher]) -> None:
+    """A refused connection and one that is never made are MetadataErrors."""
+    with pytest.raises(MetadataError, match="refused"):
+        make(refusing()).poll()
+    with blackhole() as base, pytest.raises(MetadataError, match="timed out"):
+        make(base).poll()
+
+
+def test_an_answer_without_end_is_cut_short() -> None:
+    """More than 64 KiB is too much, long before the time is up."""
+
+    def talk(connection: socket.socket, freed: threading.Event) -> None:
+        connection.sendall(OK + b"\r\n")
+        while not freed.is_set():
+            connection.sendall(b"x" * 1000)
+
+    with talking(talk) as (base, _), pytest.raises(MetadataError, match="too long"):
+        Metadata(base, timeout_s=60).request("GET", "/", {})
+
+
+def test_proxies_are_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that name a proxy change nothing: metadata is asked for directly."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, refusing())
+    assert GcpWatcher(serve(Gcp())).poll() is None
+
+
+def test_chunked_answers_and_prefixes_are_read() -> None:
+    """An answer in chunks is put together, and a base address may have a path."""
+    chunked = OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nTRU\r\n1\r\nE\r\n0\r\n\r\n"
+
+    with talking(says(chunked)) as (base, _):
+        assert Metadata(f"{base}/prefix").request("GET", "/path", {}).text == "TRUE"
+    cloud = Fixed(200, "yes")
+    with serving(cloud) as base:
+        Metadata(f"{base}/prefix/").request("GET", "/path", {})
+    assert cloud.asked == [("GET", "/prefix/path")]
+
+
+@pytest.mark.parametrize("base", ["", "169.254.169.254", "https://host", "http://", "http://host:x", "http://h?q"])
+def test_a_bad_address_is_named(base: str) -> None:
+    """The error names the address and what it should be."""
+    with pytest.raises(ValueError, match=r"metadata address .*: must be http://host"):
+        Metadata(base)
+
+
+def test_times_are_read_in_both_forms() -> None:
+    """ISO 8601 and HTTP's form give the same instant, without a zone it is UTC, and garbage is None."""
+    forms = (
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T22:13:20",
+        "Tue, 14 Nov 2023 22:13:20 GMT",
+        "2023-11-14T23:13:20+01:00",
+    )
+    assert [epoch_s(text) for text in forms] == [NOW_S] * 4
+    assert [epoch_s(text) for text in ("", "soon", None, 5, {})] == [None] * 5

@@ -1,0 +1,173 @@
+"""Which platform a process finds itself on, and that looking for it ends."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from mizzen.notices import detect
+from mizzen.notices.detection import PLATFORMS
+from tests.sdk.clouds import (
+    Aws,
+    Azure,
+    Cloud,
+    Fixed,
+    Gcp,
+    blackhole,
+    dripping,
+    refusing,
+    says,
+    serving,
+    silent,
+    talking,
+)
+
+Where = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def at() -> Iterator[Where]:
+    """The environment in which all three metadata servers are at one address, as they are in the world."""
+    with ExitStack() as stack:
+
+        def where(cloud: Cloud | str, **more: str) -> dict[str, str]:
+            base = cloud if isinstance(cloud, str) else stack.enter_context(serving(cloud))
+            return {f"MIZZEN_{name}_METADATA": base for name in ("AWS", "GCP", "AZURE")} | more
+
+        yield where
+
+
+@pytest.mark.parametrize(
+    ("variable", "platform"),
+    [
+        ("MIZZEN_GRACE_S", "mizzen"),
+        ("SLURM_JOB_ID", "slurm"),
+        ("RUNPOD_POD_ID", "runpod"),
+        ("VAST_CONTAINERLABEL", "vast"),
+        ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+    ],
+)
+def test_the_environment_comes_first(at: Where, variable: str, platform: str) -> None:
+    """A variable of the platform decides, and no server is asked; an empty one says nothing."""
+    cloud = Aws()
+    assert detect(at(cloud, **{variable: "7"})).platform == platform
+    assert cloud.asked == []
+    assert detect(at(refusing(), **{variable: ""})).platform == "sigterm"
+
+
+def test_who_starts_the_process_comes_before_where_it_runs(at: Where) -> None:
+    """With all variables set the order of the platforms decides."""
+    given = {
+        "KUBERNETES_SERVICE_HOST": "x", "VAST_CONTAINERLABEL": "x", "RUNPOD_POD_ID": "x", "SLURM_JOB_ID": "x",
+        "MIZZEN_GRACE_S": "3",
+    }  # fmt: skip
+    found = []
+    while given:
+        found.append(detect(at(refusing(), **given)).platform)
+        given.popitem()
+    assert tuple(found) == PLATFORMS[:5]
+
+
+@pytest.mark.parametrize(("cloud", "platform"), [(Aws(), "aws"), (Gcp(), "gcp"), (Azure(), "azure")])
+def test_clouds_are_told_apart_at_one_address(at: Where, cloud: Cloud, platform: str) -> None:
+    """Each is found by its own protocol, and the watcher that is found can be polled at once."""
+    watcher = detect(at(cloud), timeout_s=30)
+    assert watcher.platform == platform
+    assert watcher.poll() is None
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
+    """`MIZZEN_PLATFORM` wins over everything, and no server is asked."""
+    cloud = Gcp()
+    assert detect(at(cloud, MIZZEN_PLATFORM=platform, SLURM_JOB_ID="7")).platform == platform
+    assert cloud.asked == []
+
+
+def test_a_bad_platform_is_named() -> None:
+    """The error names the variable, its value and the right ones."""
+    with pytest.raises(ValueError, match=r"MIZZEN_PLATFORM='moon': must be one of mizzen, slurm, .*, sigterm"):
+        detect({"MIZZEN_PLATFORM": "moon"})
+
+
+def impostor() -> Aws:
+    """Speaks as AWS's, but its instance is none: another cloud's compatible service."""
+    cloud = Aws()
+    cloud.instance = "vm-1234"
+    return cloud
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    [
+        Fixed(200, "yes"),
+        Fixed(200, "1234"),
+        Fixed(200, "{}"),
+        Fixed(200, '{"name": "x", "vmId": 5, "azEnvironment": "y"}'),
+        Fixed(200, "[1]", Metadata_Flavor="Google"),
+        Fixed(404, ""),
+        Fixed(302, "", Location="/"),
+        Fixed(500, ""),
+        Fixed(200, "<html></html>", Content_Type="text/html"),
+        impostor(),
+    ],
+    ids=["yes", "number", "object", "no machine", "list", "404", "302", "500", "html", "impostor"],
+)
+def test_another_server_at_the_address_is_no_cloud(at: Where, cloud: Cloud) -> None:
+    """What answers everything, or in another way, is taken for none of them."""
+    assert detect(at(cloud)).platform == "sigterm"
+
+
+@pytest.mark.parametrize("talk", [silent, dripping, says(b"\xff\x00\r\n\r\n"), says(b"")])
+def test_a_server_that_does_not_answer_is_left_behind(at: Where, talk: Callable[..., None]) -> None:
+    """`detect` returns while the server still holds the requests: it is freed only afterwards."""
+    with talking(talk) as (base, freed):
+        assert detect(at(base), timeout_s=0.3).platform == "sigterm"
+        assert not freed.is_set()
+
+
+def test_nothing_at_the_address_is_no_cloud(at: Where) -> None:
+    """Refused connections and those that are never made end in plain SIGTERM."""
+    assert detect(at(refusing())).platform == "sigterm"
+    with blackhole() as base:
+        assert detect(at(base), timeout_s=0.3).platform == "sigterm"
+
+
+def test_servers_are_asked_at_the_same_time(at: Where) -> None:
+    """The server answers nobody until all three platforms' first requests are there, and all three still wait then."""
+    cloud = Azure()
+    waiting: list[str] = []
+    before = set(threading.enumerate())
+
+    def look() -> None:
+        waiting.extend(t.name for t in set(threading.enumerate()) - before if t.name.startswith("mizzen-probe-"))
+
+    first = threading.Barrier(3, look)
+    answer = cloud.answer
+
+    def together(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
+        first.wait(30)
+        return answer(method, path, headers, body)
+
+    cloud.answer = together  # type: ignore[method-assign]
+    assert detect(at(cloud), timeout_s=30).platform == "azure"
+    assert sorted(waiting) == ["mizzen-probe-aws", "mizzen-probe-azure", "mizzen-probe-gcp"]
+
+
+def test_the_platforms_own_variables_are_followed(at: Where) -> None:
+    """The AWS SDKs' endpoint and Google's host are used where mizzen's are not set, and AWS's can be turned off."""
+    nowhere = refusing()
+    with serving(Aws()) as aws, serving(Gcp()) as gcp:
+        elsewhere = {"MIZZEN_AZURE_METADATA": nowhere, "GCE_METADATA_HOST": gcp.removeprefix("http://")}
+        both = {**elsewhere, "AWS_EC2_METADATA_SERVICE_ENDPOINT": aws}
+        assert detect(both, timeout_s=30).platform == "aws"
+        assert detect({**both, "AWS_EC2_METADATA_DISABLED": "true"}, timeout_s=30).platform == "gcp"
+        assert detect({**both, "MIZZEN_AWS_METADATA": nowhere}, timeout_s=30).platform == "gcp"
+        assert detect({**both, "MIZZEN_AWS_METADATA": nowhere, "MIZZEN_GCP_METADATA": nowhere}).platform == "sigterm"
+
+
+def test_a_bad_address_is_an_error(at: Where) -> None:
+    """An address that cannot be one is named, not passed over."""
+    with pytest.raises(ValueError, match="metadata address 'ftp://x'"):
+        detect(at("ftp://x"))
