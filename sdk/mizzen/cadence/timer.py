@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from mizzen.cadence.choice import Choice, choose
+from mizzen.cadence.formula import whole_steps
 from mizzen.cadence.interruptions import Mtbf, mtbf_of_environ, number
 
 INTERVAL = "MIZZEN_CHECKPOINT_INTERVAL_S"
@@ -40,8 +41,7 @@ class Cadence:
     The interval is counted by steps and by the clock, whichever is first: steps that become slower are noticed at the
     next look at the clock. In a gang one rank asks and the others follow it: clocks differ.
 
-    The training thread calls all but `written`, `failed` and `explain`, which any thread may call. No signal handler may
-    call any.
+    The training thread calls `begin`, `should_save` and `saved`; any thread the others; a signal handler none.
     """
 
     def __init__(
@@ -63,8 +63,6 @@ class Cadence:
         Raises:
             ValueError: a number is out of its range; the message names it.
         """
-        first_s = FIRST_SAVE_S if save_s is None else save_s
-        self._choice = choose(mtbf, first_s, None, interval_s=interval_s)
         self._mtbf = mtbf
         self._told_s = interval_s
         self._clock = clock
@@ -84,6 +82,9 @@ class Cadence:
         # The base is where the interval starts; seen and look are the steps of the last and the next look at the clock.
         self._base = self._seen = self._look = -1
         self._base_s = self._seen_s = 0.0
+        self._interval_s, self._most = 0.0, 1
+        """The interval, and its whole steps."""
+        self._choose()
 
     @classmethod
     def from_environ(
@@ -113,7 +114,7 @@ class Cadence:
         return cls(mtbf_of_environ(given, platform=platform), interval_s=set_s, save_s=save_s, clock=clock)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now, after `step`. Stays so until `saved`; False while a save is written in the background."""
+        """Whether to save now, after `step`. Stays so until `saved`; False while a save is still being written."""
         if self._seen < step < self._look:
             return False
         return self._at(step)
@@ -168,7 +169,9 @@ class Cadence:
         """The write in the background failed: the save is tried again after a tenth of the interval."""
         with self._lock:
             self._writing = False
-            self._base_s = self._clock() - (1 - _RETRY_PART) * self._choice.interval_s
+            waited = 1 - _RETRY_PART
+            self._base = max(0, self._seen - int(waited * self._most))
+            self._base_s = self._clock() - waited * self._interval_s
             self._look = self._seen
 
     def tell(self, *, mtbf: Mtbf | None = None, interval_s: float | None = None) -> None:
@@ -187,13 +190,13 @@ class Cadence:
     def explain(self) -> Choice:
         """The choice as it is now."""
         with self._lock:
-            return self._choice
+            return self._choice()
 
     @property
     def next_step(self) -> int:
         """The step after which it would save, if steps stay as they are."""
         with self._lock:
-            return self._base + self._choice.steps
+            return self._base + self._most
 
     def _at(self, step: int) -> bool:
         """Look at the clock: take the time of the steps since the last look, and decide."""
@@ -210,9 +213,9 @@ class Cadence:
                 self._look = step + 1
                 return False
             work_s = now_s - self._base_s
-            left = self._base + self._choice.steps - step
+            left = self._base + self._most - step
             # One step more would end after the interval.
-            due = left <= 0 or work_s + step_s > self._choice.interval_s
+            due = left <= 0 or work_s + step_s > self._interval_s
             if due and not self._writing:
                 self._look = step
                 return True
@@ -227,9 +230,8 @@ class Cadence:
         if self._wrote == self._writing:
             self._beside[self._writing].append(step_s)
         self._wrote = self._writing
-        before_s, self._step_s = self._step_s, _median(self._steps)
-        if self._step_s != before_s:
-            self._choose()
+        self._step_s = _median(self._steps)
+        self._most = whole_steps(self._interval_s, self._step_s)
 
     def _restart(self, step: int, now_s: float) -> None:
         self._base = self._seen = step
@@ -238,6 +240,10 @@ class Cadence:
         self._wrote = self._writing
 
     def _choose(self) -> None:
+        choice = self._choice()
+        self._interval_s, self._most = choice.interval_s, choice.steps
+
+    def _choice(self) -> Choice:
         write_s = _median(self._writes) if self._writes else 0.0
         slowed = _median(self._slowed) if self._slowed else 0.0
         held_s = _median(self._held) if self._held else FIRST_SAVE_S
@@ -247,7 +253,7 @@ class Cadence:
         if slowed:
             why += f", and steps are {slowed:.0%} slower while it is written"
         cost_s = held_s + slowed * write_s
-        self._choice = choose(self._mtbf, cost_s, self._step_s, interval_s=self._told_s, write_s=write_s, save_why=why)
+        return choose(self._mtbf, cost_s, self._step_s, interval_s=self._told_s, write_s=write_s, save_why=why)
 
 
 def _median(values: Iterable[float]) -> float:
