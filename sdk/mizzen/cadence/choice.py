@@ -44,7 +44,7 @@ class Choice:
         forms = {
             "told": f"The interval was set: {_s(self.interval_s)}.",
             "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
-            "daly": f"Daly, as a save is not short against that: {_s(self.interval_s)} of work between two saves.",
+            "daly": f"Daly, as a save takes {c_s / mu_s:.1%} of that: {_s(self.interval_s)} of work between two saves.",
             "mtbf": f"A save takes longer than two such times, so work for one of them: {_s(self.interval_s)}.",
             "write": f"A save is written for {_s(self.write_s)}, and the next one waits for it: {_s(self.interval_s)}.",
         }

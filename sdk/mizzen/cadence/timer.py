@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from mizzen.cadence.choice import Choice, choose
 from mizzen.cadence.formula import whole_steps
@@ -76,7 +77,8 @@ class Cadence:
         self._beside: dict[bool, deque[float]] = {busy: deque(maxlen=4 * _STEPS) for busy in (False, True)}
         """Step times while nothing was written, and while something was, since the last write."""
         self._step_s: float | None = None
-        self._writing = False
+        self._in_flight = 0
+        """Writes in the background; one may end before it is told that it began."""
         self._wrote = False
         """Whether something was written in the background at the last look."""
         # The base is where the interval starts; seen and look are the steps of the last and the next look at the clock.
@@ -135,14 +137,14 @@ class Cadence:
         Raises:
             ValueError: `held_s` is out of its range.
         """
-        if not held_s >= 0:
+        if not 0 <= held_s < inf:
             raise ValueError(f"held_s={held_s}: must be 0 or more seconds")
         with self._lock:
             self._saves += 1
             if self._saves == 2 and not self._known:
                 self._held.clear()
             self._held.append(held_s)
-            self._writing = writing
+            self._in_flight += writing
             self._restart(step, self._clock())
             self._choose()
 
@@ -152,10 +154,10 @@ class Cadence:
         Raises:
             ValueError: `write_s` is out of its range.
         """
-        if not write_s >= 0:
+        if not 0 <= write_s < inf:
             raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
         with self._lock:
-            self._writing = False
+            self._in_flight -= 1
             self._writes.append(write_s)
             free, busy = self._beside[False], self._beside[True]
             if len(free) >= _ENOUGH and len(busy) >= _ENOUGH:
@@ -168,7 +170,7 @@ class Cadence:
     def failed(self) -> None:
         """The write in the background failed: the save is tried again after a tenth of the interval."""
         with self._lock:
-            self._writing = False
+            self._in_flight -= 1
             waited = 1 - _RETRY_PART
             self._base = max(0, self._seen - int(waited * self._most))
             self._base_s = self._clock() - waited * self._interval_s
@@ -216,7 +218,7 @@ class Cadence:
             left = self._base + self._most - step
             # One step more would end after the interval.
             due = left <= 0 or work_s + step_s > self._interval_s
-            if due and not self._writing:
+            if due and not self._writes_now:
                 self._look = step
                 return True
             gap = LOOK_STEPS if step_s * LOOK_STEPS <= LOOK_S else max(1, int(LOOK_S / step_s))
@@ -227,9 +229,10 @@ class Cadence:
         # A clock that has not moved: shorter than it can tell.
         step_s = max(step_s, 1e-9)
         self._steps.append(step_s)
-        if self._wrote == self._writing:
-            self._beside[self._writing].append(step_s)
-        self._wrote = self._writing
+        writes = self._writes_now
+        if writes == self._wrote:
+            self._beside[writes].append(step_s)
+        self._wrote = writes
         self._step_s = _median(self._steps)
         self._most = whole_steps(self._interval_s, self._step_s)
 
@@ -237,7 +240,11 @@ class Cadence:
         self._base = self._seen = step
         self._base_s = self._seen_s = now_s
         self._look = step + 1
-        self._wrote = self._writing
+        self._wrote = self._writes_now
+
+    @property
+    def _writes_now(self) -> bool:
+        return self._in_flight > 0
 
     def _choose(self) -> None:
         choice = self._choice()
