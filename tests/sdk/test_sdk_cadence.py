@@ -119,6 +119,7 @@ def test_a_write_in_the_background_is_the_shortest_interval() -> None:
     longer = choose(found, 0.5, 1, write_s=300)
     assert (longer.interval_s, longer.rule) == (300, "write")
     assert longer.overhead > choose(found, 0.5, 1).overhead
+    assert longer.durable_s == 300.5
 
 
 def test_the_order_of_the_sources() -> None:

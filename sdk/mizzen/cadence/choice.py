@@ -31,6 +31,11 @@ class Choice:
     """W in whole steps, rounded down, at least 1."""
 
     @property
+    def durable_s(self) -> float:
+        """How long a save that begins now takes until it is durable: what a notice's grace must have room for."""
+        return self.save_s + self.write_s
+
+    @property
     def overhead(self) -> float:
         """Expected extra time for each second of work: saves and lost work, without restarts."""
         worked_s = self.interval_s if self.step_s is None else self.steps * self.step_s
