@@ -88,6 +88,15 @@ def test_the_first_save_is_left_out() -> None:
     assert run.cadence.explain().save_s == 1.0
 
 
+def test_an_earlier_attempts_save_outlives_the_first_one() -> None:
+    """What is known from before counts until the second save of this attempt; from then on both are in the median."""
+    run = start(save_s=2.0)
+    run.go(10**6, 1.0, save_s=20.0, most=1)
+    assert run.cadence.explain().save_s == 2.0 and "earlier attempt" in run.cadence.explain().save_why
+    run.go(10**6, 1.0, save_s=4.0, most=1)
+    assert run.cadence.explain().save_s == 3.0 and "median of the last 2" in run.cadence.explain().save_why
+
+
 def test_one_slow_save_does_not_count_and_a_lasting_change_does() -> None:
     """The median of the last five saves: one of a minute leaves it, three of them are the new cost."""
     run = start()

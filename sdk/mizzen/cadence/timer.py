@@ -35,8 +35,8 @@ _RETRY_PART = 0.1
 class Cadence:
     """Says when to save, from measurements of this run.
 
-    Estimates are medians of the last few: of 5 saves, without the first, which is slow, as connections, buffers and
-    caches are not there yet; and of 15 timings of steps. One slow save or step (a busy store, an evaluation, a
+    Estimates are medians of the last few: of 5 saves, and of 15 timings of steps. The first save is slow, as connections,
+    buffers and caches are not there yet, and counts only until there is another figure. One slow save or step (a busy store, an evaluation, a
     compilation) does not move them, and a lasting change does after half of so many. A mean would follow the one.
 
     The interval is counted by steps and by the clock, whichever is first: steps that become slower are noticed at the
@@ -127,7 +127,9 @@ class Cadence:
             self._restart(step, self._clock())
 
     def saved(self, step: int, held_s: float, *, writing: bool = False) -> None:
-        """`step` was saved and the training goes on now; `writing`: it is not durable before `written`.
+        """`step` was saved and the training goes on now. With `writing` it is not durable before `written`.
+
+        Every save that is `writing` must be followed by `written` or `failed`, or no other would ever be due.
 
         Args:
             step: the step.
@@ -143,7 +145,8 @@ class Cadence:
             self._saves += 1
             if self._saves == 2 and not self._known:
                 self._held.clear()
-            self._held.append(held_s)
+            if self._saves > 1 or not self._known:
+                self._held.append(held_s)
             self._in_flight += writing
             self._restart(step, self._clock())
             self._choose()
@@ -255,7 +258,7 @@ class Cadence:
         slowed = _median(self._slowed) if self._slowed else 0.0
         held_s = _median(self._held) if self._held else FIRST_SAVE_S
         why = "until one was measured" if not self._held else f"the median of the last {len(self._held)}"
-        if self._held and not self._saves:
+        if self._known and self._saves <= 1:
             why = "as in an earlier attempt"
         if slowed:
             why += f", and steps are {slowed:.0%} slower while it is written"
