@@ -106,6 +106,8 @@ def test_one_slow_save_does_not_count_and_a_lasting_change_does() -> None:
     run.go(10**6, 1.0, save_s=60.0, most=2)
     assert run.cadence.explain().save_s == 60.0
     assert run.cadence.explain().interval_s > 600
+    run.go(10**6, 1.0, save_s=60.0, most=1)
+    assert run.saves[-1][0] - run.saves[-2][0] == run.cadence.explain().steps > 600
 
 
 def test_one_slow_step_does_not_count_and_slower_steps_do() -> None:
@@ -117,6 +119,25 @@ def test_one_slow_step_does_not_count_and_slower_steps_do() -> None:
     assert run.cadence.explain().step_s == pytest.approx(4.0) and run.cadence.explain().steps == 250
     run.go(300, 0.5)
     assert run.cadence.explain().step_s == pytest.approx(0.5) and run.cadence.explain().steps == 2000
+
+
+def test_a_lasting_change_of_steps_takes_eight_of_them() -> None:
+    """The median of fifteen timings moves with the eighth."""
+    run = start(interval_s=1000.0)
+    run.go(30, 1.0)
+    run.go(7, 4.0)
+    assert run.cadence.explain().step_s == 1.0
+    run.go(1, 4.0)
+    assert run.cadence.explain().step_s == 4.0
+
+
+def test_one_step_more_must_end_within_the_interval() -> None:
+    """After 99.5 of 100 seconds, with steps of one, it is time; after 99 there is room for one more."""
+    for took_s, due in ((49.5, True), (49.0, False)):
+        run = start(interval_s=100.0)
+        run.go(50, 1.0)
+        run.now_s += took_s
+        assert run.cadence.should_save(51) == due
 
 
 def test_evaluations_count_as_time_at_risk() -> None:
@@ -155,6 +176,11 @@ def test_it_stays_due_until_it_is_saved() -> None:
     assert run.cadence.should_save(1) and run.cadence.should_save(1) and run.cadence.should_save(2)
     run.cadence.saved(2, 0.5)
     assert not run.cadence.should_save(2) and not run.cadence.should_save(3)
+    run.cadence.tell(interval_s=0.0)
+    run.now_s += 1
+    assert run.cadence.should_save(4)
+    run.cadence.saved(4, 0.5)
+    assert not run.cadence.should_save(4)
 
 
 def test_a_save_of_another_reason_starts_the_interval_anew() -> None:
@@ -234,6 +260,26 @@ def test_steps_as_fast_as_before_cost_nothing() -> None:
         run = start(interval_s=10_000.0, save_s=0.5)
         behind(run, 4, 1.0, busy_s)
         assert run.cadence.explain().save_s == 0.5
+
+
+def test_steps_that_are_slower_for_good_are_no_cost_of_a_write() -> None:
+    """Each write is compared with the steps just before it, not with those of long ago."""
+    run = start(interval_s=10_000.0, save_s=0.5)
+    behind(run, 1, 1.0, 1.0)
+    behind(run, 4, 2.0, 2.0)
+    assert run.cadence.explain().save_s == 0.5
+
+
+def test_the_end_of_a_write_is_noticed_at_the_next_step() -> None:
+    """An overdue save does not wait for the next look at the clock once the one before it is written."""
+    run = start(interval_s=0.05)
+    run.go(20, 0.001)
+    run.cadence.saved(20, 0.0, writing=True)
+    run.go(213, 0.001)
+    assert run.saves == []
+    run.cadence.written(0.01)
+    run.go(1, 0.001)
+    assert [step for step, _ in run.saves] == [234]
 
 
 def test_a_write_may_end_before_it_is_told_that_it_began() -> None:

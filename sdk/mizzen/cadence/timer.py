@@ -35,12 +35,14 @@ _RETRY_PART = 0.1
 class Cadence:
     """Says when to save, from measurements of this run.
 
-    Estimates are medians of the last few: of 5 saves, and of 15 timings of steps. The first save is slow, as connections,
-    buffers and caches are not there yet, and counts only until there is another figure. One slow save or step (a busy store, an evaluation, a
-    compilation) does not move them, and a lasting change does after half of so many. A mean would follow the one.
+    Estimates are medians of the last few: of 5 saves, and of 15 timings of steps. The first save is slow, as
+    connections, buffers and caches are not there yet; it counts only until there is another figure. One slow save or
+    step (a busy store, an evaluation, a compilation) does not move a median, and a lasting change does after half of so
+    many. A mean would follow the one.
 
-    The interval is counted by steps and by the clock, whichever is first: steps that become slower are noticed at the
-    next look at the clock. In a gang one rank asks and the others follow it: clocks differ.
+    A save is due when one step more, as long as steps are, would end after the interval by the clock: that is the
+    interval in whole steps, rounded down, and steps that become slower are noticed at the next look at the clock. In a
+    gang one rank asks and the others follow it: clocks differ.
 
     The training thread calls `begin`, `should_save` and `saved`; any thread the others; a signal handler none.
     """
@@ -79,14 +81,10 @@ class Cadence:
         self._step_s: float | None = None
         self._in_flight = 0
         """Writes in the background; one may end before it is told that it began."""
-        self._wrote = False
-        """Whether something was written in the background at the last look."""
         # The base is where the interval starts; seen and look are the steps of the last and the next look at the clock.
         self._base = self._seen = self._look = -1
         self._base_s = self._seen_s = 0.0
-        self._interval_s, self._most = 0.0, 1
-        """The interval, and its whole steps."""
-        self._choose()
+        self._interval_s = self._choice().interval_s
 
     @classmethod
     def from_environ(
@@ -149,7 +147,7 @@ class Cadence:
                 self._held.append(held_s)
             self._in_flight += writing
             self._restart(step, self._clock())
-            self._choose()
+            self._interval_s = self._choice().interval_s
 
     def written(self, write_s: float) -> None:
         """The save that was written in the background is durable, after `write_s` of it.
@@ -168,15 +166,13 @@ class Cadence:
             free.clear()
             busy.clear()
             self._look = self._seen
-            self._choose()
+            self._interval_s = self._choice().interval_s
 
     def failed(self) -> None:
         """The write in the background failed: the save is tried again after a tenth of the interval."""
         with self._lock:
             self._in_flight -= 1
-            waited = 1 - _RETRY_PART
-            self._base = max(0, self._seen - int(waited * self._most))
-            self._base_s = self._clock() - waited * self._interval_s
+            self._base_s = self._clock() - (1 - _RETRY_PART) * self._interval_s
             self._look = self._seen
 
     def tell(self, *, mtbf: Mtbf | None = None, interval_s: float | None = None) -> None:
@@ -190,7 +186,7 @@ class Cadence:
             choose(mtbf or self._mtbf, 0.0, None, interval_s=told_s)
             self._mtbf, self._told_s = mtbf or self._mtbf, told_s
             self._look = self._seen
-            self._choose()
+            self._interval_s = self._choice().interval_s
 
     def explain(self) -> Choice:
         """The choice as it is now."""
@@ -201,7 +197,7 @@ class Cadence:
     def next_step(self) -> int:
         """The step after which it would save, if steps stay as they are."""
         with self._lock:
-            return self._base + self._most
+            return self._seen + self._left(self._seen_s)
 
     def _at(self, step: int) -> bool:
         """Look at the clock: take the time of the steps since the last look, and decide."""
@@ -217,41 +213,32 @@ class Cadence:
             if step == self._base or step_s is None:
                 self._look = step + 1
                 return False
-            work_s = now_s - self._base_s
-            left = self._base + self._most - step
-            # One step more would end after the interval.
-            due = left <= 0 or work_s + step_s > self._interval_s
-            if due and not self._writes_now:
+            left = self._left(now_s)
+            if left == 0 and self._in_flight <= 0:
                 self._look = step
                 return True
             gap = LOOK_STEPS if step_s * LOOK_STEPS <= LOOK_S else max(1, int(LOOK_S / step_s))
-            self._look = step + (gap if due else min(gap, left))
+            self._look = step + min(gap, left or gap)
             return False
+
+    def _left(self, now_s: float) -> int:
+        """Whole steps until the interval ends."""
+        left_s = self._interval_s - (now_s - self._base_s)
+        if self._step_s is None:
+            return 1
+        return whole_steps(left_s, self._step_s) if left_s >= self._step_s else 0
 
     def _measure(self, step_s: float) -> None:
         # A clock that has not moved: shorter than it can tell.
         step_s = max(step_s, 1e-9)
         self._steps.append(step_s)
-        writes = self._writes_now
-        if writes == self._wrote:
-            self._beside[writes].append(step_s)
-        self._wrote = writes
+        self._beside[self._in_flight > 0].append(step_s)
         self._step_s = _median(self._steps)
-        self._most = whole_steps(self._interval_s, self._step_s)
 
     def _restart(self, step: int, now_s: float) -> None:
         self._base = self._seen = step
         self._base_s = self._seen_s = now_s
         self._look = step + 1
-        self._wrote = self._writes_now
-
-    @property
-    def _writes_now(self) -> bool:
-        return self._in_flight > 0
-
-    def _choose(self) -> None:
-        choice = self._choice()
-        self._interval_s, self._most = choice.interval_s, choice.steps
 
     def _choice(self) -> Choice:
         write_s = _median(self._writes) if self._writes else 0.0
