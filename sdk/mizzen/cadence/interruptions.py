@@ -54,7 +54,9 @@ PLATFORMS: Mapping[str, Prior] = {
         5000, "hardware fails: a published run on 2,048 machines saw one failure in 6,300 machine hours"
     ),
     "spot": Prior(24, "between a capacity crunch, some percent an hour, and a quiet zone, some percent a month"),
-    "aws-spot": Prior(72, "GPU types are often in the worst published band, over 20% a month, which has no upper end"),
+    "aws-spot": Prior(
+        72, "between 3,300 h, where the worst published band begins (20% a month), and hours in a crunch"
+    ),
     "gcp-spot": Prior(24, "no rates are published: as spot"),
     "gcp-preemptible": Prior(15, "as gcp-spot, and nothing lives longer than 24 hours: the mean of what comes first"),
     "azure-spot": Prior(20, "5% an hour, the end of the lowest published band"),
