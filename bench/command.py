@@ -24,6 +24,7 @@ SUITES = {
     "rms-grow": "rms_grow",
     "award": "award",
     "simulate": "simulate",
+    "cadence": "cadence",
     "end-to-end": "end_to_end",
     "memory": "memory",
 }

@@ -48,6 +48,9 @@ class _Application(LazyGroup):
             "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),
             "audit": Lazy("mizzen.cli.tenants:audit", "Show who changed what."),
         },
+        "Training code": {
+            "cadence": Lazy("mizzen.cli.cadence:cadence", "Explain how often to save."),
+        },
         "This command": {
             "login": Lazy("mizzen.cli.login:login", "Check the address and key of an API, and save them."),
             "contexts": Lazy("mizzen.cli.login:contexts", "List, use and remove saved contexts."),

@@ -1,0 +1,113 @@
+"""One choice of an interval, with what it was made from and a sentence for each."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, TypeAlias
+
+from mizzen.cadence.formula import best_interval_s, expected_time, whole_steps
+from mizzen.cadence.interruptions import Mtbf
+
+Rule: TypeAlias = Literal["told", "young", "daly", "mtbf", "write"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How often to save, and why."""
+
+    mtbf: Mtbf
+    save_s: float
+    """C: the time that a save costs the training."""
+    save_why: str
+    write_s: float
+    """How long a save is written in the background before it is durable; 0 where the training waits for it."""
+    step_s: float | None
+    """None: no step was measured yet."""
+    interval_s: float
+    """W: work between two saves."""
+    rule: Rule
+    """`told`: the scheduler or the user set it; `young`, `daly`: those formulas; `mtbf`: a save takes longer than two
+    interruptions are apart; `write`: as long as the write in the background, which the formula would not wait for."""
+    steps: int
+    """W in whole steps, rounded down, at least 1."""
+
+    @property
+    def durable_s(self) -> float:
+        """How long a save that begins now takes until it is durable: what a notice's grace must have room for."""
+        return self.save_s + self.write_s
+
+    @property
+    def overhead(self) -> float:
+        """Expected extra time for each second of work: saves and lost work, without restarts."""
+        worked_s = self.interval_s if self.step_s is None else self.steps * self.step_s
+        if not worked_s > 0:
+            return float("inf")
+        return expected_time(self.mtbf.mtbf_s, self.save_s, worked_s) - 1 + self.write_s / self.mtbf.mtbf_s
+
+    def sentences(self) -> tuple[str, ...]:
+        """One sentence each for mu, C, W, the steps, and what it will cost."""
+        mu_s, c_s = self.mtbf.mtbf_s, self.save_s
+        forms = {
+            "told": f"The interval was set: {_s(self.interval_s)}.",
+            "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
+            "daly": f"Daly, as a save takes {c_s / mu_s:.1%} of that: {_s(self.interval_s)} of work between two saves.",
+            "mtbf": f"A save takes longer than two such times, so work for one of them: {_s(self.interval_s)}.",
+            "write": f"A save is written for {_s(self.write_s)}, and the next one waits for it: {_s(self.interval_s)}.",
+        }
+        if self.step_s is None:
+            steps = "No step was timed yet."
+        elif self.steps * self.step_s > self.interval_s * (1 + 1e-9):
+            steps = f"One step takes {_s(self.step_s)}, longer than that: every step is saved."
+        else:
+            steps = f"At {_s(self.step_s)} a step these are {self.steps} whole steps, {_s(self.steps * self.step_s)}."
+        waste = self.overhead
+        cost = f"takes {waste:.1%} more time" if isfinite(waste) and waste < 100 else "will hardly ever end"
+        return (
+            f"The gang is interrupted every {_s(mu_s)} on average, {self.mtbf.why}.",
+            f"A save costs the training {_s(c_s)}, {self.save_why}.",
+            forms[self.rule],
+            steps,
+            f"With these the work {cost} than without interruptions and saves, restarts not counted.",
+        )
+
+
+def choose(
+    mtbf: Mtbf,
+    save_s: float,
+    step_s: float | None,
+    *,
+    interval_s: float | None = None,
+    write_s: float = 0.0,
+    save_why: str = "as given",
+) -> Choice:
+    """The interval for these figures.
+
+    Args:
+        mtbf: mean time between interruptions of the gang.
+        save_s: what a save costs the training, 0 or more seconds.
+        step_s: one step, more than 0 seconds; None: not known, and `steps` is 1.
+        interval_s: an interval that was set outright, 0 or more seconds; wins over the formula.
+        write_s: how long a save is written in the background; the interval is not shorter.
+        save_why: where `save_s` comes from, as the end of a sentence.
+
+    Raises:
+        ValueError: a number is out of its range; the message names it.
+    """
+    if step_s is not None and not (step_s > 0 and isfinite(step_s)):
+        raise ValueError(f"step_s={step_s}: must be more than 0 seconds")
+    if not (write_s >= 0 and isfinite(write_s)):
+        raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
+    if interval_s is not None and not (interval_s >= 0 and isfinite(interval_s)):
+        raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
+    rule: Rule
+    best_s, rule = best_interval_s(mtbf.mtbf_s, save_s)
+    if interval_s is not None:
+        best_s, rule = interval_s, "told"
+    elif write_s > best_s:
+        best_s, rule = write_s, "write"
+    steps = 1 if step_s is None else whole_steps(best_s, step_s)
+    return Choice(mtbf, save_s, save_why, write_s, step_s, best_s, rule, steps)
+
+
+def _s(seconds: float) -> str:
+    """`805 s`, `0.25 s`, `86,400 s`."""
+    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
