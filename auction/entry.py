@@ -25,8 +25,11 @@ class Entry:
         return self.regions is None or region in self.regions
 
     def preference(self, plan: Plan) -> tuple[object, ...]:
-        """The order of plans for it: their quality, then where the slow path wanted it, then region and machine ids."""
-        return plan.quality.key, plan.region != self.planned_region, plan.key
+        """The order of plans for it: their quality, then where the slow path wanted it, then the region's name.
+
+        A region has one plan for it, so this is a total order.
+        """
+        return plan.quality.key, plan.region != self.planned_region, plan.region
 
 
 @dataclass(frozen=True)

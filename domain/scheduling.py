@@ -5,6 +5,7 @@ Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), me
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 
 from pydantic import ConfigDict
@@ -235,7 +236,7 @@ class PlanQuality:
     spanning: int = 0
     """Jobs whose tasks span clusters: the last resort before evictions."""
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """The order of criteria up to the region and machine ids, which the caller appends."""
         return (

@@ -14,7 +14,7 @@ from infra.objects.store import MissingObject, ObjectInfo, check_key, check_pref
 _STAGING = ".staging"
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Absent, below a file, a link, a socket, a folder."""
-_RACES = 8
+_RACES = 100
 """How often a put is tried again whose folder a delete removed under it."""
 
 
@@ -174,7 +174,12 @@ def _make_folders(folder: Path) -> list[Path]:
         folder = folder.parent
         made.append(folder)
     for absent in reversed(missing):
-        absent.mkdir(exist_ok=True)
+        try:
+            absent.mkdir()
+        except FileExistsError:
+            # Another writer's folder, unless a delete has taken that away already: then there is none, which is told.
+            if not stat.S_ISDIR(absent.lstat().st_mode):
+                raise
     return made
 
 
