@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from sqlalchemy import Engine, delete, text
@@ -146,7 +147,7 @@ class AuctionActivities:
                 outcomes: list[Outcome] = []
                 answers = [first[a.entry.workload] for a in todo]
                 placing = market.placing(entries(todo, reachable, held.now_s), answers)
-                with awards.connected(self._engine) as connection:
+                with closing(placing), awards.connected(self._engine) as connection:
                     done = awards.award(connection, _candidates(todo, placing, outcomes))
                 if first is not shut:
                     first, asked_once = shut, market.stats.bids  # What was bid at first is of another time then.
@@ -167,6 +168,7 @@ class AuctionActivities:
                         held.doubt(bid.plan)
                 held.look()
                 market = held.market(request.scan)
+                market.forget_refusals()
                 workload = failed.entry.workload
                 stale[workload] += 1
                 again = done.verdict is awards.Verdict.STALE and stale[workload] < _TRIES

@@ -1,6 +1,6 @@
 """The market: every region bids on a batch of the queue's head, and plans are awarded in its order (MAST 4.2, 4.3)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -67,10 +67,10 @@ class Market:
 
     def placing(
         self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """What each of a batch gets, as if they were placed one at a time: `entries` are in queue order.
 
-        Each outcome comes as soon as it is known; those that nobody asks for any more have taken nothing.
+        Each outcome comes as soon as it is known. Closed before its end, those that were not told have taken nothing.
 
         All regions bid on the whole batch first. A bid is stale once its region has changed since, and is asked for
         again in its turn. A refusal that is lasting is never stale: awards only take. (Any other may be: with less room
@@ -84,8 +84,13 @@ class Market:
         bids = [self._first(entry, dict(answers[i]) if answers is not None else {}) for i, entry in enumerate(entries)]
         head = min(len(entries), self._options.joint_head) if self._options.joint else 0
         results = self._together(entries[:head], bids[:head])
-        for entry, result in zip(entries[:head], results, strict=True):
-            yield self._settle(entry, *result)
+        told = 0
+        try:
+            for entry, result in zip(entries[:head], results, strict=True):
+                told += 1
+                yield self._settle(entry, *result)
+        finally:
+            self._revoke_all(results[told:])
         for entry, found in zip(entries[head:], bids[head:], strict=True):
             yield self._settle(entry, found, self._one(entry, found))
 
@@ -96,6 +101,11 @@ class Market:
     def revoke(self, given: Award) -> None:
         """Takes an award back that could not be committed."""
         self._desks[given.plan.region].revoke(given)
+
+    def forget_refusals(self) -> None:
+        """What was awarded was not to be, and is free again: so what had no room may have some now."""
+        for desk in self._desks.values():
+            desk.cache.clear()
 
     def _first(self, entry: Entry, known: Bids) -> Bids:
         """Bids on one workload; `known` ones stay, but for plans of regions that are not there or not allowed."""
@@ -187,11 +197,14 @@ class Market:
             out.append((found, won or self._one(entry, found)))
         return out
 
-    def _take_back(self, results: Sequence[Result], refused: Mapping[str, NegativeCache]) -> None:
-        """Revokes all awards; what was refused because of them is forgotten."""
+    def _revoke_all(self, results: Sequence[Result]) -> None:
         for _, won in reversed(results):
             if won is not None:
                 self.revoke(won[1])
+
+    def _take_back(self, results: Sequence[Result], refused: Mapping[str, NegativeCache]) -> None:
+        """Revokes all awards; what was refused because of them is forgotten."""
+        self._revoke_all(results)
         for name, known in refused.items():
             self._desks[name].cache.become(known)
         self._changed.clear()

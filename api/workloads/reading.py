@@ -95,9 +95,10 @@ def allocations(session: Session, row: Workload) -> list[AllocationView]:
     found = session.scalars(
         select(Allocation).where(Allocation.workload == row.id).order_by(Allocation.attempt, Allocation.machine)
     ).all()
+    attempts = {a.attempt: a for a in session.scalars(select(Attempt).where(Attempt.workload == row.id))}
     tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for number, own in groupby(found, lambda a: a.attempt):
-        for t in tasks_of(row, session.get_one(Attempt, (row.id, number)), own):
+        for t in tasks_of(row, attempts[number], own):
             tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
     return [
         AllocationView(

@@ -12,6 +12,7 @@ from auction.market import Market, Options
 from domain.reasons import ReasonCode
 from domain.scheduling import Plan, RegionSnapshot
 from rms import reference
+from rms.award import Award, revoke
 from rms.region import Region
 
 from . import PROPERTY
@@ -174,6 +175,33 @@ def test_the_first_makes_room_for_the_second() -> None:
     together = market.place([first, second])
     assert [o.plan and o.plan.region for o in together] == ["y", "x"]
     assert market.stats.joint_gains == 1
+
+
+def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
+    """Who asks for the first outcome only finds the second's machines free afterwards."""
+    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    market = _market(_two_regions(), Options(joint=True))
+    placing = market.placing([first, second])
+    told = next(placing)
+    assert told.plan is not None and told.plan.region == "y"
+    assert market.desk("x").supply(1)["a100"] == 0
+    placing.close()
+    assert [market.desk("x").supply(1)[t] for t in ("a100", "h100")] == [8, 8]
+    assert market.desk("y").supply(1)["a100"] == 0
+
+
+def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> None:
+    """A refusal holds within a pass only as long as nothing is given up: then it has to be forgotten."""
+    first, second = (Entry(replace(request(gpu_job(1, 8)), workload=name)) for name in ("1", "2"))
+    market = _market([region([machine("x1")])], Options())
+    won, refused = market.place([first, second])
+    assert won.plan is not None and refused.plan is None
+    (name,) = market.regions
+    revoke(market.regions[name], Award(won.plan, ()))
+    assert market.place([second])[0].plan is None
+    market.forget_refusals()
+    assert market.place([second])[0].plan is not None
 
 
 def test_together_spares_victims() -> None:

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,16 +11,16 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 
-class Cloud:
+class Cloud(ABC):
     """A metadata server: what it was asked, and where it is."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.base = ""
 
+    @abstractmethod
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
         """Status, headers and text for a request; header names are in lower case."""
-        raise NotImplementedError
 
 
 class Aws(Cloud):

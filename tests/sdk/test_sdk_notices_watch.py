@@ -1,49 +1,13 @@
-"""The current notice of a process: signals, the thread that polls, forks, and what importing costs."""
+"""The current notice of a process: signals, the thread that polls, and forks."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-import mizzen
-from mizzen import notices
-from mizzen.notices.detection import PLATFORMS
 from tests.sdk.clouds import Aws, Azure, Cloud, Fixed, refusing, serving, silent, talking
+from tests.sdk.scripts import passes, run
 
-SDK = Path(mizzen.__file__).parents[1]
-BEGIN = f"""
-import functools, os, signal, sys, threading, time
-sys.path.insert(0, {str(SDK)!r})
-from mizzen import notices
-from mizzen.notices.detection import PLATFORMS
-
-def until(done):
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end, "waited for a minute"
-        time.sleep(0.005)
-
-def threads():
-    return [t.name for t in threading.enumerate() if t.name.startswith("mizzen")]
-"""
 ACTION = '{"action": "terminate", "time": "2100-01-01T00:00:00Z"}'
-
-
-def run(script: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that has the SDK on its path and nothing else of ours."""
-    command = [sys.executable, "-W", "error", *flags, "-c", BEGIN + script]
-    environment = {"PATH": os.environ["PATH"], **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-
-def passes(script: str, *flags: str, **variables: str) -> str:
-    """What the script wrote to its standard error; it must end well."""
-    ended = run(script, *flags, **variables)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stderr
 
 
 class Staged(Aws):
@@ -405,73 +369,3 @@ print(notices.acknowledge())
     heard = isinstance(cloud, Azure)
     assert (ended.returncode, ended.stdout) == (0, f"{heard}\n"), ended.stderr
     assert ("could not be acknowledged" in ended.stderr) is not heard
-
-
-def test_importing_is_light() -> None:
-    """Asking for `preempted` loads nothing that speaks HTTP, signals need none of it, and all is standard library."""
-    heavy = ["socket", "ssl", "http.client", "urllib.parse", "json", "email", "datetime"]
-    script = f"""
-assert not notices.preempted() and notices.watch() and notices.watcher().platform == "slurm"
-loaded = [name for name in {heavy} if name in sys.modules]
-assert loaded == [], loaded
-for name in notices.__all__:
-    assert getattr(notices, name) is not None
-outside = [name for name in sys.modules if name.split(".")[0] not in {{*sys.stdlib_module_names, "mizzen", "__main__"}}]
-assert outside == [], outside
-"""
-    passes(script, "-S", SLURM_JOB_ID="7")
-
-
-def test_the_public_names() -> None:
-    """The names that others use are these."""
-    assert set(notices.__all__) == {
-        "DEFAULT_MARGIN", "PREEMPTED_EXIT_CODE", "AgentWatcher", "AwsWatcher", "AzureWatcher", "Decision", "GcpWatcher",
-        "Kind", "KubernetesWatcher", "MetadataError", "Notice", "RunPodWatcher", "SigtermWatcher", "SlurmWatcher",
-        "VastWatcher", "Watcher", "Window", "acknowledge", "current", "decide", "detect", "exit_preempted", "preempted",
-        "unwatch", "watch", "watch_sigterm", "watcher", "watching",
-    }  # fmt: skip
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = notices.nothing
-
-
-@pytest.mark.parametrize(("save_takes_s", "saves"), [(0, [0, 500, 512]), (40, [0, 500])], ids=["fits", "too slow"])
-def test_the_documented_loop_does_what_it_says(save_takes_s: int, saves: list[int]) -> None:
-    """The example of the documentation saves once more at a notice if that fits, says why, and ends with 143."""
-    page = (SDK.parent / "docs" / "notices.md").read_text()
-    example = page.split("```python\n")[1].split("```")[0]
-    script = f"""
-steps, done, saved = 10_000, [], []
-slept_s = 0
-time.monotonic = lambda: slept_s
-def train_one_step():
-    done.append(1)
-    if len(done) == 513:
-        os.kill(os.getpid(), signal.SIGTERM)
-def save(step):
-    global slept_s
-    slept_s += {save_takes_s}
-    saved.append(step)
-try:
-    exec({example!r})
-finally:
-    print(saved)
-"""
-    ended = run(script, MIZZEN_GRACE_S="30")
-    assert ended.returncode == notices.PREEMPTED_EXIT_CODE == 143, ended.stderr
-    assert ended.stdout.splitlines()[1] == str(saves)
-    assert ended.stdout.startswith("Save now: mizzen" if save_takes_s == 0 else "Rely on the last checkpoint: mizzen")
-
-
-def test_the_documented_platforms_are_all_of_them() -> None:
-    """The table of the documentation has a row for each platform, with the window that its watcher has."""
-    page = (SDK.parent / "docs" / "notices.md").read_text()
-    rows = {
-        cells[1].strip(" `"): cells[4].strip()
-        for line in page.splitlines()
-        if line.startswith("| `") and len(cells := line.split("|")) == 7
-    }
-    assert set(rows) == set(PLATFORMS)
-    for platform, told in rows.items():
-        watcher = notices.detect({"MIZZEN_PLATFORM": platform})
-        assert platform == watcher.platform
-        assert platform == "mizzen" or told.startswith(f"{watcher.window.seconds:g} s")
