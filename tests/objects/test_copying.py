@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.objects import ObjectInfo, ObjectStore, open_store
-from infra.objects.copying import CopyFailed, copy_prefix
+from mizzen.objects import ObjectInfo, ObjectStore, open_store
+from mizzen.objects.copying import CopyFailed, copy_prefix
 
 
 class Recording:
@@ -45,17 +45,15 @@ def content(store: ObjectStore) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list("")}
 
 
-def test_a_copy_is_complete_and_manifests_come_last(store: ObjectStore, tmp_path: Path) -> None:
-    """All objects of the prefix arrive, manifests after all others, and progress ends at the total."""
+def test_a_copy_is_complete(store: ObjectStore, tmp_path: Path) -> None:
+    """All objects of the prefix arrive, and progress ends at the total."""
     source = open_store(f"file://{tmp_path}/source")
     objects = fill(source, 3)
     target = Recording(store)
     calls: list[tuple[int, int]] = []
-    total = copy_prefix(
-        source, target, "tables/t/", last=("MANIFEST.json",), progress=lambda done, of: calls.append((done, of))
-    )
+    total = copy_prefix(source, target, "tables/t/", progress=lambda done, of: calls.append((done, of)))
     assert content(store) == objects
-    assert [key.endswith("MANIFEST.json") for key in target.puts] == [False] * 8 + [True] * 2
+    assert set(target.puts) == objects.keys()
     assert total == sum(map(len, objects.values()))
     assert calls[-1] == (total, total)
     assert calls == sorted(calls)
@@ -67,23 +65,21 @@ def test_an_interrupted_copy_goes_on(tmp_path: Path) -> None:
     objects = fill(source, 4)
     target = Recording(inner, fail_at=5)
     with pytest.raises(ConnectionError):
-        copy_prefix(source, target, "tables/t/", last=("MANIFEST.json",))
-    assert "tables/t/MANIFEST.json" not in target.puts
+        copy_prefix(source, target, "tables/t/")
     first = list(target.puts)
     inner.put(first[0], bytes(len(objects[first[0]])))  # The same size, another content.
     target.fail_at, target.puts = None, []
-    copy_prefix(source, target, "tables/t/", last=("MANIFEST.json",))
+    copy_prefix(source, target, "tables/t/")
     assert content(inner) == objects
     assert set(target.puts) == (objects.keys() - set(first)) | {first[0]}
 
 
 def test_what_arrives_wrong_is_an_error(tmp_path: Path) -> None:
-    """An object that differs in the target after copying fails the copy before any manifest is there."""
+    """An object that differs in the target after copying fails the copy."""
     source, inner = open_store(f"file://{tmp_path}/source"), open_store(f"file://{tmp_path}/target")
     fill(source, 5)
     with pytest.raises(CopyFailed, match=r"03\.bin"):
-        copy_prefix(source, Recording(inner, spoil="tables/t/03.bin"), "tables/t/", last=("MANIFEST.json",))
-    assert not [info for info in inner.list("") if info.key.endswith("MANIFEST.json")]
+        copy_prefix(source, Recording(inner, spoil="tables/t/03.bin"), "tables/t/")
 
 
 def test_an_empty_prefix_copies_nothing(tmp_path: Path) -> None:

@@ -1,17 +1,31 @@
-"""Properties of both kinds of store, and of the folder's own."""
+"""Properties of every kind of store, and of the folder's own."""
 
+import errno
 import itertools
 import os
 import random
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from infra.objects import MissingObject, ObjectStore, open_store
+from mizzen.objects import MissingObject, ObjectStore, open_store
 
 BAD_KEYS = ["", "/etc/passwd", "a/../../b", "..", "a//b", "./a", "a/", "nul\0"]
+
+
+def test_a_store_draws_nothing_from_the_shared_generator(store: ObjectStore, tmp_path: Path) -> None:
+    """What a training draws next is the same whether it has saved or not."""
+    before = random.getstate()
+    store.put("a", [b"some", b"body"])
+    (tmp_path / "body").write_bytes(b"of a file")
+    store.put("b", tmp_path / "body")
+    assert store.create("c", b"once") and store.get("c") == b"once"
+    store.delete("a")
+    assert random.getstate() == before
 
 
 def test_what_is_put_is_got(store: ObjectStore, tmp_path: Path) -> None:
@@ -25,6 +39,54 @@ def test_what_is_put_is_got(store: ObjectStore, tmp_path: Path) -> None:
     assert store.get("a/b") == b"second"
     assert store.get("a/c") == body
     assert store.size("a/c") == len(body)
+
+
+def test_buffers_are_put_one_after_the_other(store: ObjectStore) -> None:
+    """A body of several buffers, small and large, is their bytes in order; none at all is an empty object."""
+    big = random.Random(3).randbytes(9 << 20)
+    store.put("big", [b"", b"head", memoryview(big), bytearray(b"tail")])
+    assert store.get("big") == b"head" + big + b"tail"
+    store.put("small", [b"a", memoryview(b"bc")])
+    assert store.get("small") == b"abc"
+    store.put("none", [])
+    assert store.get("none") == b""
+
+
+def test_what_is_fetched_fills_the_buffer(store: ObjectStore) -> None:
+    """A fetch fills what it is given from a position on, says how much that was, and leaves the rest alone."""
+    store.put("x", b"0123456789")
+    into = memoryview(bytearray(b"." * 4))
+    assert store.fetch("x", into) == 4
+    assert store.fetch("x", into[1:], 8) == 2
+    assert into.tobytes() == b"089" + b"3"
+    assert store.fetch("x", into, 10) == 0
+    assert store.fetch("x", into[:0]) == 0
+    with pytest.raises(MissingObject, match="no/such"):
+        store.fetch("no/such", into)
+
+
+def test_only_one_creates(store: ObjectStore, request: pytest.FixtureRequest) -> None:
+    """Of many that create an object at once one does, and what it made is what stays."""
+    if request.node.callspec.params["store"] == "gcs":
+        pytest.skip("the emulator does not enforce ifGenerationMatch")
+    bodies = [f"by {n}".encode() for n in range(8)]
+    made: list[bytes] = []
+    ready = threading.Barrier(len(bodies))
+
+    def create(body: bytes) -> None:
+        ready.wait()
+        if store.create("log/7", body):
+            made.append(body)
+
+    threads = [threading.Thread(target=create, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [store.get("log/7")]
+    assert not store.create("log/7", b"later")
+    assert store.create("log/7", made[0]), "who asks again finds its own"
+    assert [info.key for info in store.list("")] == ["log/7"]
 
 
 def test_ranges_are_clipped(store: ObjectStore) -> None:
@@ -55,6 +117,15 @@ def test_deleted_objects_are_gone(store: ObjectStore) -> None:
     store.delete("a/b/c")
     assert store.size("a/b/c") is None
     assert [info.key for info in store.list("")] == ["a/d"]
+
+
+def test_what_is_forgotten_is_still_there(store: ObjectStore) -> None:
+    """Forgetting is about memory: the object stays, and one that is absent may be forgotten too."""
+    store.put("a", b"there")
+    store.forget("a")
+    store.forget("absent")
+    assert store.get("a") == b"there"
+    assert store.size("absent") is None
 
 
 def test_listing_is_by_prefix_and_in_order(store: ObjectStore) -> None:
@@ -88,6 +159,8 @@ def test_keys_stay_in_the_store(store: ObjectStore) -> None:
         store.size,
         store.delete,
         lambda key: store.put(key, b""),
+        lambda key: store.create(key, b"x"),
+        lambda key: store.fetch(key, memoryview(bytearray(1))),
         lambda key: store.get_range(key, 0, 1),
     ]
     for use, key in itertools.product(uses, BAD_KEYS):
@@ -99,10 +172,12 @@ def test_uris(store: ObjectStore, tmp_path: Path) -> None:
     """The URI of a folder ends in its prefix, and names the store."""
     uri = store.uri("checkpoints/wl-1/")
     assert uri.endswith("/checkpoints/wl-1/")
-    assert uri.startswith((f"{tmp_path.as_uri()}/bucket/", "s3://"))
+    assert uri.startswith((f"{tmp_path.as_uri()}/bucket/", "s3://", "gs://"))
 
 
-@pytest.mark.parametrize("url", ["gs://bucket", "/a/folder", "file://host/folder", "file:relative", "s3:///x"])
+@pytest.mark.parametrize(
+    "url", ["az://bucket", "gs:///x", "/a/folder", "file://host/folder", "file:relative", "s3:///x"]
+)
 def test_unknown_urls_are_refused(url: str) -> None:
     """A URL that no store has is a ValueError that quotes it."""
     with pytest.raises(ValueError, match=url.replace("/", ".")):
@@ -167,4 +242,66 @@ def test_an_object_and_a_folder_cannot_share_a_name(tmp_path: Path) -> None:
     store.put("a", b"1")
     with pytest.raises(ValueError, match="the same name"):
         store.put("a/b", b"2")
-    assert [info.key for info in store.list("")] == ["a"]
+    with pytest.raises(ValueError, match="the same name"):
+        store.create("a/b", b"2")
+    store.put("folder/x", b"1")
+    with pytest.raises(ValueError, match="the same name"):
+        store.create("folder", b"2")
+    assert [info.key for info in store.list("")] == ["a", "folder/x"]
+
+
+def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where links cannot be made, an object is still created by one only."""
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    store = open_store(f"file://{tmp_path}")
+    assert store.create("log/1", b"first")
+    assert not store.create("log/1", b"second")
+    assert store.get("log/1") == b"first"
+
+
+@pytest.mark.parametrize(("url", "library", "extra"), [("s3://b", "boto3", "s3"), ("gs://b", "google.cloud", "gcs")])
+def test_a_library_that_is_not_there(url: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cloud's library the error says what to install."""
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"mizzen.objects.{extra}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=rf"mizzen\[{extra}\]"):
+        open_store(url)
+
+
+def test_what_dead_writers_staged_is_tidied(tmp_path: Path) -> None:
+    """Tidying removes what a killed writer staged, and nothing of one that is alive."""
+    store = open_store(f"file://{tmp_path}")
+    store.tidy()
+    begun, go_on = os.pipe(), os.pipe()
+
+    def writer(dies: bool) -> int:
+        pid = os.fork()
+        if pid == 0:
+            real = os.fsync
+
+            def stop(descriptor: int) -> None:
+                os.write(begun[1], b"x")
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                os.read(go_on[0], 1)
+                real(descriptor)
+
+            os.fsync = stop
+            store.put("alive", b"body")
+            os._exit(0)
+        assert os.read(begun[0], 1) == b"x"
+        return pid
+
+    os.waitpid(writer(dies=True), 0)
+    alive = writer(dies=False)
+    assert len(list((tmp_path / ".staging").iterdir())) == 2
+    store.tidy()
+    assert len(list((tmp_path / ".staging").iterdir())) == 1
+    os.write(go_on[1], b"x" * 100)
+    assert os.waitpid(alive, 0)[1] == 0
+    assert store.get("alive") == b"body"
+    assert list((tmp_path / ".staging").iterdir()) == []

@@ -1,16 +1,27 @@
 """An object store in an S3 bucket, or anything that speaks its protocol."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra.objects.store import MissingObject, ObjectInfo, check_key, check_prefix
+from mizzen.objects.buffers import Buffers
+from mizzen.objects.randomness import detach
+from mizzen.objects.store import Body, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.workers import ending
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
+_THERE = {"PreconditionFailed", "412"}
+_CONFLICT = {"ConditionalRequestConflict", "409"}
+_CONFLICTS = 20
+_CONFLICT_S = 0.05
+_ONE_PUT_BYTES = 8 << 20
+"""What is smaller goes up in one request."""
 
 
 class S3Store:
@@ -23,14 +34,36 @@ class S3Store:
         self._client: Any = boto3.session.Session().client(
             "s3", config=Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
         )
+        detach("boto3", "botocore", "s3transfer", "urllib3")
 
-    def put(self, key: str, body: bytes | Path) -> None:
-        """See `ObjectStore.put`. Files go up in parts where they are large."""
+    def put(self, key: str, body: Body) -> None:
+        """See `ObjectStore.put`. What is large goes up in parts, several at a time."""
         name = self._name(key)
-        if isinstance(body, bytes):
-            self._client.put_object(Bucket=self._bucket, Key=name, Body=body)
+        if isinstance(body, Path):
+            self._client.upload_file(str(body), self._bucket, name, Config=_config())
+            return
+        views = chunks_of(body)
+        if sum(view.nbytes for view in views) < _ONE_PUT_BYTES:
+            self._client.put_object(Bucket=self._bucket, Key=name, Body=b"".join(views))
         else:
-            self._client.upload_file(str(body), self._bucket, name)
+            self._client.upload_fileobj(Buffers(views), self._bucket, name, Config=_config())
+
+    def create(self, key: str, body: bytes) -> bool:
+        """See `ObjectStore.create`. By `If-None-Match: *`."""
+        for conflict in range(_CONFLICTS):
+            try:
+                self._client.put_object(Bucket=self._bucket, Key=self._name(key), Body=body, IfNoneMatch="*")
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in _CONFLICT and conflict + 1 < _CONFLICTS:
+                    time.sleep(_CONFLICT_S)  # Another one creates it, or removes it, at this moment.
+                    continue
+                if code in _THERE:
+                    # The client tries again by itself: then the first try may have made it.
+                    return holds(self, key, body)
+                raise
+            return True
+        return False
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore.get`."""
@@ -48,6 +81,25 @@ class S3Store:
             if error.response["Error"]["Code"] == "InvalidRange":
                 return b""
             raise
+
+    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
+        """See `ObjectStore.fetch`."""
+        if not into:
+            return len(self.get_range(key, start, start))
+        asked = {"Bucket": self._bucket, "Key": self._name(key), "Range": f"bytes={start}-{start + len(into) - 1}"}
+        try:
+            body = self._client.get_object(**asked)["Body"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "InvalidRange":
+                return 0
+            if error.response["Error"]["Code"] in _ABSENT:
+                raise self._missing(key) from None
+            raise
+        filled = 0
+        with body:
+            while filled < len(into) and (got := body.readinto(into[filled:])):
+                filled += got
+        return filled
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
@@ -71,6 +123,12 @@ class S3Store:
         """See `ObjectStore.delete`."""
         self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
+    def forget(self, key: str) -> None:
+        """See `ObjectStore.forget`. Nothing is held."""
+
+    def tidy(self) -> None:
+        """See `ObjectStore.tidy`. Parts of unfinished uploads are for the bucket's lifecycle rule."""
+
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{check_prefix(key)}"
@@ -89,3 +147,7 @@ class S3Store:
                 raise self._missing(key) from None
             raise
         return body
+
+
+def _config() -> TransferConfig:
+    return TransferConfig(use_threads=not ending())

@@ -1,11 +1,11 @@
-"""Copying what is under a prefix from one store to another: verified, resumable, manifests last."""
+"""Copying objects from one store to another: verified, and taken up again where it stopped."""
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.objects.store import ObjectInfo, ObjectStore
+from mizzen.objects.store import ObjectInfo, ObjectStore
 
 CHUNK_BYTES = 8 << 20
 
@@ -29,24 +29,28 @@ def sha256_of(store: ObjectStore, key: str) -> str:
 
 
 def copy_prefix(
+    source: ObjectStore, target: ObjectStore, prefix: str, *, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Copy all objects under `prefix`: see `copy_objects`."""
+    return copy_objects(source, target, list(source.list(prefix)), progress=progress)
+
+
+def copy_objects(
     source: ObjectStore,
     target: ObjectStore,
-    prefix: str,
+    objects: Sequence[ObjectInfo],
     *,
-    last: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Copy all objects under `prefix`, one by one; returns their bytes, those included that were there already.
+    """Copy these objects, one by one; returns their bytes, those included that were there already.
 
     An object that the target has with the same size and content is not copied again, so a copy that was interrupted
-    goes on where it stopped. Objects whose last part of the key is in `last` (manifests) come after all others: who
-    finds one finds all that it names. `progress` is called with (bytes done, bytes in total) after each object.
+    goes on where it stopped. `progress` is called with (bytes done, bytes in total) after each object.
 
     Raises:
         CopyFailed: an object's size or content differs in the target after copying.
         MissingObject: an object vanished from the source.
     """
-    objects = sorted(source.list(prefix), key=lambda info: (info.key.rpartition("/")[2] in last, info.key))
     total_bytes = sum(info.size_bytes for info in objects)
     done_bytes = 0
     for info in objects:

@@ -1,0 +1,117 @@
+"""An object store in a bucket of Google Cloud Storage."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.api_core.exceptions import NotFound, PreconditionFailed, RequestRangeNotSatisfiable
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+from mizzen.objects.buffers import Buffers
+from mizzen.objects.randomness import detach
+from mizzen.objects.store import Body, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+
+_EMULATOR = "STORAGE_EMULATOR_HOST"
+
+
+class GCSStore:
+    """Objects of `bucket` below `prefix`. Safe to use from several threads.
+
+    `create` rests on `ifGenerationMatch=0`, which the service enforces and emulators may not.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        if os.environ.get(_EMULATOR):
+            client: Any = storage.Client(project="emulated", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
+        else:
+            client = storage.Client()
+        detach("google", "requests", "urllib3")
+        self._client = client
+        self._bucket: Any = client.bucket(bucket)
+
+    def put(self, key: str, body: Body) -> None:
+        """See `ObjectStore.put`."""
+        blob = self._blob(key)
+        if isinstance(body, Path):
+            blob.upload_from_filename(str(body))
+            return
+        views = chunks_of(body)
+        blob.upload_from_file(Buffers(views), size=sum(view.nbytes for view in views))
+
+    def create(self, key: str, body: bytes) -> bool:
+        """See `ObjectStore.create`."""
+        try:
+            self._blob(key).upload_from_string(body, if_generation_match=0)
+        except PreconditionFailed:
+            # The client tries again by itself: then the first try may have made it.
+            return holds(self, key, body)
+        return True
+
+    def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        try:
+            body: bytes = self._blob(key).download_as_bytes()
+        except NotFound:
+            raise self._missing(key) from None
+        return body
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """See `ObjectStore.get_range`."""
+        if end <= start:
+            if self.size(key) is None:
+                raise self._missing(key)
+            return b""
+        try:
+            body: bytes = self._blob(key).download_as_bytes(start=start, end=end - 1)
+        except NotFound:
+            raise self._missing(key) from None
+        except RequestRangeNotSatisfiable:
+            return b""
+        return body
+
+    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
+        """See `ObjectStore.fetch`."""
+        body = self.get_range(key, start, start + len(into))
+        into[: len(body)] = body
+        return len(body)
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        asked = {"prefix": self._prefix + check_prefix(prefix)}
+        if after:
+            asked["start_offset"] = self._prefix + after
+        for blob in self._client.list_blobs(self._bucket, **asked):
+            key = blob.name.removeprefix(self._prefix)
+            if key > after:
+                yield ObjectInfo(key, int(blob.size), str(blob.generation))
+
+    def size(self, key: str) -> int | None:
+        """See `ObjectStore.size`."""
+        blob = self._bucket.get_blob(self._prefix + check_key(key))
+        return None if blob is None else int(blob.size)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        try:
+            self._blob(key).delete()
+        except NotFound:
+            return
+
+    def forget(self, key: str) -> None:
+        """See `ObjectStore.forget`. Nothing is held."""
+
+    def tidy(self) -> None:
+        """See `ObjectStore.tidy`. Unfinished uploads end by themselves after a week."""
+
+    def uri(self, key: str) -> str:
+        """See `ObjectStore.uri`."""
+        return f"gs://{self._bucket.name}/{self._prefix}{check_prefix(key)}"
+
+    def _blob(self, key: str) -> Any:
+        return self._bucket.blob(self._prefix + check_key(key))
+
+    def _missing(self, key: str) -> MissingObject:
+        return MissingObject(f"no object {key!r} in gs://{self._bucket.name}/{self._prefix}")

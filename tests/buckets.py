@@ -1,0 +1,39 @@
+"""Fixtures: buckets on servers on loopback."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench import buckets
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[buckets.Endpoint]:
+    """An S3 server."""
+    with buckets.s3() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[buckets.Endpoint]:
+    """A server for Google's protocol."""
+    with buckets.gcs() as endpoint:
+        yield endpoint
+
+
+def _bucket(endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in endpoint.environ.items():
+        monkeypatch.setenv(name, value)
+    return endpoint.bucket()
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty S3 bucket's prefix."""
+    return _bucket(s3_endpoint, monkeypatch)
+
+
+@pytest.fixture
+def gcs_url(gcs_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty prefix in a bucket of Google's protocol."""
+    return _bucket(gcs_endpoint, monkeypatch)
