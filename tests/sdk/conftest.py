@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.buckets import gcs_endpoint, gcs_url, s3_endpoint, s3_url
+
+__all__ = ["gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
+
 _TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FILE_EVENTS = ("open", "os.", "fcntl.", "shutil.")
 
@@ -20,6 +24,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("MIZZEN_") or name in _TOLD:
             monkeypatch.delenv(name)
+    # No server is asked where this machine is.
+    monkeypatch.setenv("MIZZEN_PLATFORM", "sigterm")
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)

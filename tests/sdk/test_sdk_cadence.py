@@ -173,6 +173,8 @@ def test_the_environment() -> None:
     assert mtbf_of_environ({**hazard, "WORLD_SIZE": "9"}).mtbf_s == 7200
     assert mtbf_of_environ({}, platform="spot").mtbf_s == 24 * 3600
     assert mtbf_of_environ({"MIZZEN_PLATFORM": "azure-spot"}, platform="spot").mtbf_s == 20 * 3600
+    assert mtbf_of_environ({"MIZZEN_PLATFORM": "azure"}).mtbf_s == mtbf_of_environ({}, platform="azure").mtbf_s
+    assert mtbf_of_environ({"MIZZEN_PLATFORM": "azure"}).mtbf_s == 20 * 3600
 
 
 @pytest.mark.parametrize(

@@ -366,3 +366,14 @@ def test_writes_may_end_in_another_thread() -> None:
         thread.join()
     run.now_s += 1
     assert run.cadence.should_save(1001)
+
+
+def test_a_save_that_never_began_is_no_measurement() -> None:
+    """One that failed before it was told as saved is due after a tenth of the interval, and C stays what it was."""
+    run = start(interval_s=100.0, save_s=2.0)
+    run.go(50, 1.0)
+    for _ in range(5):
+        run.cadence.missed()
+    assert run.cadence.explain().save_s == 2.0
+    run.go(30, 1.0, most=1)
+    assert [step for step, _ in run.saves] == [60]

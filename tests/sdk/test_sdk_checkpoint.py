@@ -1,14 +1,17 @@
 """Saving and loading: what goes in comes out, what is kept, what an observer sees."""
 
+import hashlib
 import json
-import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, StateError, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointError, Pickled, StaleAttemptError, StateError, list_committed
+from mizzen.checkpoint.writing import Gang, Retention
+from mizzen.objects.files import FileStore
 
 STATE: dict[str, Any] = {
     "model": {
@@ -71,11 +74,11 @@ def test_foreign_byte_orders_keep_their_values(tmp_path: Path) -> None:
     ("state", "message"),
     [
         ({"a": {"b": [object()]}}, r"part 'a' at b/0: builtins.object is not stored"),
-        ({"a": {1: 2}}, r"part 'a': the key 1 is int; keys must be strings"),
+        ({"a": {object: 2}}, r"part 'a': the key <class 'object'> is builtins.type; keys are strings, numbers"),
         ({"a": np.array(["x"])}, r"part 'a': arrays of <U1 are not stored"),
         ({"a": np.array([object()])}, r"part 'a': arrays of object are not stored"),
-        ({"a": {"$array": 1}}, r"the key '\$array' is what the format uses itself"),
-        ({"a": {"b": b"x"}}, r"part 'a' at b: builtins.bytes is not stored; .* bytes as a part of their own"),
+        ({"a": Path("no/such")}, r"part 'a': the file no/such cannot be read: .*No such file"),
+        ({"a": Pickled(lambda: 1)}, r"part 'a': pickle refuses it"),
         ({"../a": 1}, r"part '../a': a name is 1 to 100 letters"),
         ({"": 1}, r"part '': a name is"),
     ],
@@ -109,8 +112,10 @@ def test_uris_and_paths_name_the_same_folder(tmp_path: Path) -> None:
     Checkpointer(f"file://{tmp_path}/a%20b").save(1, {})
     assert [m.step for m in list_committed(tmp_path / "a b")] == [1]
     assert [m.step for m in list_committed(f"file://localhost{tmp_path}/a%20b")] == [1]
-    with pytest.raises(ValueError, match=r"'s3://b/k': the scheme 's3' is not supported; give a file:// URI"):
-        Checkpointer("s3://b/k")
+    with pytest.raises(
+        ValueError, match=r"'az://b/k': the scheme 'az' is not supported; give a path, file://, s3:// or gs://"
+    ):
+        Checkpointer("az://b/k")
     with pytest.raises(ValueError, match="no host"):
         Checkpointer("file://elsewhere/folder")
     with pytest.raises(ValueError, match="give uri, or set MIZZEN_CHECKPOINT_URI"):
@@ -124,17 +129,23 @@ def test_the_environment_gives_the_defaults_and_arguments_win(tmp_path: Path, mo
     monkeypatch.setenv("MIZZEN_CHECKPOINT_INTERVAL_S", "2.5")
     monkeypatch.setenv("MIZZEN_CHECKPOINT_KEEP", "3")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     told = Checkpointer()
-    assert (told.root, told.attempt, told.interval_s, told.keep, told.writer) == (tmp_path / "told", 4, 2.5, 3, False)
-    given = Checkpointer(tmp_path / "given", attempt=6, interval_s=0, keep=1, writer=True)
-    assert (given.root, given.attempt, given.interval_s, given.keep, given.writer) == (
-        tmp_path / "given", 6, 0, 1, True
-    )  # fmt: skip
+    assert told.root == (tmp_path / "told").as_uri()
+    assert (told.attempt, told.cadence.explain().interval_s, told.retention.keep) == (4, 2.5, 3)
+    assert (told.gang, told.writer) == (Gang(1, 2), False)
+    given = Checkpointer(tmp_path / "given", attempt=6, interval_s=0, keep=1, keep_every=5, rank=0, world_size=1)
+    assert given.root == (tmp_path / "given").as_uri()
+    assert (given.attempt, given.cadence.explain().interval_s) == (6, 0)
+    assert (given.retention, given.gang, given.writer) == (Retention(1, 5), Gang(0, 1), True)
 
 
-@pytest.mark.parametrize(("argument", "value"), [("keep", 0), ("interval_s", -1.0), ("attempt", 0)])
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("keep", 0), ("keep_every", 0), ("interval_s", -1.0), ("attempt", 0), ("rank", 1), ("world_size", 0)],
+)
 def test_arguments_out_of_range_are_refused(tmp_path: Path, argument: str, value: float) -> None:
-    """A number that is too small is refused by name, and nothing is claimed."""
+    """A number that is out of its range is refused by name, and nothing is claimed."""
     with pytest.raises(ValueError, match=f"{argument}={value}"):
         Checkpointer(tmp_path / "x", **{argument: value})  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()
@@ -146,7 +157,17 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         checkpointer.save(step, {"step": step})
         assert [m.step for m in list_committed(tmp_path)] == list(range(step, max(0, step - 3), -1))
-    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("step-")) == [".lock", "fence"]
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert [file for file in files if file.startswith("log/")] == [f"log/000000000{n}.json" for n in (5, 6, 7)]
+    assert len(files) == 6
+
+
+def test_some_are_kept_for_good(tmp_path: Path) -> None:
+    """Checkpoints of every n-th step stay, beside the newest ones."""
+    checkpointer = Checkpointer(tmp_path, keep=1, keep_every=4)
+    for step in range(1, 11):
+        checkpointer.save(step, {"step": step})
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [10, 8, 4]
 
 
 def test_newest_means_committed_last(tmp_path: Path) -> None:
@@ -172,18 +193,18 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path, keep=2)
     checkpointer.save(1, {"a": 1})
     damaged = checkpointer.save(2, {"a": 2})
-    (tmp_path / damaged.files[0]).unlink()
+    (tmp_path / damaged.parts[0].key).unlink()
     checkpointer.save(3, {"a": 3})
     assert [m.step for m in list_committed(tmp_path)] == [3, 1]
     checkpointer.save(4, {"a": 4})
     assert [m.step for m in list_committed(tmp_path)] == [4, 3]
-    assert not (tmp_path / damaged.name).exists()
+    assert len(list((tmp_path / "log").iterdir())) == 2
 
 
 def test_only_the_writer_saves(tmp_path: Path) -> None:
     """A rank other than 0 loads and may not save."""
     Checkpointer(tmp_path, attempt=1).save(5, {"a": 1})
-    other = Checkpointer(tmp_path, attempt=1, writer=False)
+    other = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
     found = other.load_latest()
     assert found is not None and found.step == 5
     with pytest.raises(CheckpointError, match="does not save"):
@@ -192,53 +213,81 @@ def test_only_the_writer_saves(tmp_path: Path) -> None:
 
 def test_the_manifest_tells_an_observer_all(tmp_path: Path) -> None:
     """Step, attempt, time, sizes and checksums can be read with a JSON parser and match the files."""
-    saved = Checkpointer(tmp_path, attempt=3).save(12, {"a": b"abc", "b": {"x": 1}})
-    body = json.loads((tmp_path / saved.name / "manifest.json").read_text())
-    assert (body["format"], body["step"], body["attempt"], body["save"]) == ("mizzen.checkpoint/1", 12, 3, 1)
-    assert body["created_at_s"] == saved.created_at_s
+    saved = Checkpointer(tmp_path, attempt=3, checksum="sha256").save(12, {"a": b"abc", "b": {"x": 1}})
+    body = json.loads((tmp_path / "log" / "0000000002.json").read_text())
+    assert (body["format"], body["step"], body["attempt"], body["save"]) == ("mizzen.checkpoint/2", 12, 3, 1)
+    assert (body["created_at_s"], body["world_size"]) == (saved.created_at_s, 1)
     assert body["bytes"] == 3 + len('{"x":1}') == saved.size_bytes
-    assert [(p["name"], p["file"], p["kind"], p["bytes"]) for p in body["parts"]] == [
-        ("a", "part-a.bin", "bytes", 3),
-        ("b", "part-b.json", "json", 7),
-    ]
+    files = {part["name"]: tmp_path / part["key"] for part in body["parts"]}
+    assert {name: path.name for name, path in files.items()} == {"a": "part-a.bin", "b": "part-b.json"}
+    for part in body["parts"]:
+        content = files[part["name"]].read_bytes()
+        assert part["size_bytes"] == len(content)
+        assert part["checksum"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
     assert list_committed(tmp_path, verify=True) == [saved]
 
 
-def test_a_copy_is_a_checkpoint_once_its_manifest_is_there(tmp_path: Path) -> None:
-    """Copied object by object, a checkpoint is invisible until its manifest, the last file, is there; then it loads."""
-    source, target = tmp_path / "source", tmp_path / "target"
-    writer = Checkpointer(source, attempt=2)
-    writer.save(1, STATE)
-    manifest = writer.save(2, STATE)
-    target.mkdir()
-    for index, file in enumerate(manifest.files):
-        assert list_committed(target) == [], f"visible after {index} files"
-        (target / file).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source / file, target / file)
-    assert list_committed(target, verify=True) == [manifest]
-    moved = Checkpointer(target, attempt=3)
-    found = moved.load_latest()
-    assert found is not None
-    assert_same(found.state, STATE)
-    moved.save(3, STATE)
-    assert [m.step for m in list_committed(target)] == [3, 2]
+def test_a_part_that_has_not_changed_is_not_put_again(tmp_path: Path) -> None:
+    """It is named where it is, stays as long as a checkpoint needs it, and goes with the last."""
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    frozen, kept = np.arange(100_000.0), []
+    for step in range(1, 5):
+        saved = checkpointer.save(step, {"frozen": frozen, "head": np.full(1000, step), "few": {"lr": 0.1}})
+        kept.append({part.name: part.key for part in saved.parts})
+        found = checkpointer.load_latest()
+        assert found is not None
+        assert_same(found.state["frozen"], frozen)
+    assert len({keys["frozen"] for keys in kept}) == len({keys["few"] for keys in kept}) == 1
+    assert len({keys["head"] for keys in kept}) == 4
+    frozen[77_777] += 1
+    changed = checkpointer.save(5, {"frozen": frozen, "head": np.full(1000, 5), "few": {"lr": 0.1}})
+    assert {part.name: part.key for part in changed.parts}["frozen"] != kept[0]["frozen"]
+    files = {path for path in tmp_path.rglob("part-*") if path.is_file()}
+    assert files == {tmp_path / part.key for part in changed.parts}
 
 
-def test_a_copy_without_its_manifest_is_passed_over(tmp_path: Path) -> None:
-    """A newer copy that was not finished is named in a warning, and the one before it loads."""
-    source, target = tmp_path / "source", tmp_path / "target"
-    old = Checkpointer(source, attempt=1).save(1, {"a": 1})
-    new = Checkpointer(source, attempt=2).save(2, {"a": 2})
-    shutil.copytree(source / old.name, target / old.name)
-    shutil.copytree(source / new.name, target / new.name, ignore=shutil.ignore_patterns("manifest.json"))
-    assert list_committed(target) == [old]
-    moved = Checkpointer(target, attempt=3)
-    with pytest.warns(CheckpointWarning, match=f"{new.name} is passed over: manifest.json is missing"):
-        found = moved.load_latest()
-    assert found is not None and found.step == 1
-    moved.save(3, {})
-    moved.save(4, {})
-    assert not (target / new.name).exists()
+def test_what_a_save_will_remove_leaves_memory_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just the parts that are removed when the save is committed, and those only that no other checkpoint needs."""
+    told: list[str] = []
+    monkeypatch.setattr(FileStore, "forget", lambda _, key: told.append(key))
+    checkpointer = Checkpointer(tmp_path, keep=2, keep_every=3)
+    gone = []
+    for step in range(1, 7):
+        before = {str(path.relative_to(tmp_path)) for path in (tmp_path / "parts").rglob("part-*")}
+        told.clear()
+        checkpointer.save(step, {"same": b"same", "new": np.full(9, step)})
+        after = {str(path.relative_to(tmp_path)) for path in (tmp_path / "parts").rglob("part-*")}
+        assert set(told) == before - after
+        gone.append(len(told))
+    assert gone == [0, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+def test_an_object_store_is_a_root_as_well(kind: str, request: pytest.FixtureRequest) -> None:
+    """On S3 and Google's storage a state comes back, old ones go, and (on S3) an older attempt is refused."""
+    root: str = request.getfixturevalue(f"{kind}_url")
+    checkpointer = Checkpointer(root, attempt=1)
+    assert checkpointer.load_latest() is None
+    big = np.arange(3_000_000, dtype="f8")
+    for step in (1, 2, 3):
+        checkpointer.save(step, {**STATE, "big": big + step})
+    assert [m.step for m in list_committed(root, verify=True)] == [3, 2]
+    found = Checkpointer(root, attempt=2).load_latest()
+    assert found is not None and found.step == 3
+    assert_same(found.state, {**STATE, "big": big + 3})
+    if kind == "s3":
+        with pytest.raises(StaleAttemptError):
+            checkpointer.save(4, STATE)
+
+
+def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
+    """Each checkpoint loads whatever its algorithm is; one that is not there is refused by name."""
+    for step, algorithm in enumerate(("sha256", "xxh3_128"), 1):
+        saved = Checkpointer(tmp_path, checksum=algorithm).save(step, STATE)
+        assert {part.checksum.split(":")[0] for part in saved.parts} == {algorithm}
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [2, 1]
+    with pytest.raises(ValueError, match="checksum='md5': must be one of xxh3_128, sha256"):
+        Checkpointer(tmp_path, checksum="md5")
 
 
 def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,45 +296,48 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
 
     writer = Checkpointer(tmp_path, attempt=1, keep=1)
     writer.save(1, {"a": 1})
-    real = reading.read_manifest
+    real, real_whole = reading.fetch_part, reading._whole
     last = 3
 
-    def slow(root: Path, identity: Any) -> Any:
-        if identity.step < last:
-            writer.save(identity.step + 1, {"a": identity.step + 1})
-        return real(root, identity)
+    def behind(step: int) -> None:
+        if step < last:
+            writer.save(step + 1, {"a": step + 1})
 
-    monkeypatch.setattr(reading, "read_manifest", slow)
-    reader = Checkpointer(tmp_path, attempt=1, writer=False)
+    def fetch(store: Any, part: Any) -> Any:
+        behind(int(part.key.split("step-")[1][:10]))
+        return real(store, part)
+
+    def whole(store: Any, manifest: Any, *rest: Any) -> bool:
+        behind(manifest[0].key and int(manifest[0].key.split("step-")[1][:10]))
+        return real_whole(store, manifest, {}, True)
+
+    monkeypatch.setattr(reading, "fetch_part", fetch)
+    reader = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
     found = reader.load_latest()
     assert found is not None and found.state == {"a": 3}
     assert reader.skipped == ()
-    last = 6
-    assert [m.step for m in list_committed(tmp_path)] == [6]
     last = 100
     with pytest.raises(CheckpointError, match="removed faster than they could be read"):
-        list_committed(tmp_path)
+        reader.load_latest()
+    with pytest.raises(CheckpointError, match="removed faster than they could be read"):
+        list_committed(tmp_path, verify=True)
 
 
-def test_should_save_goes_by_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is True once the interval has passed since the start or the last save, and not twice for the same step."""
-    from mizzen.checkpoint import checkpointer as module
+def test_should_save_goes_by_the_interval(tmp_path: Path) -> None:
+    """It is true once the interval has passed since the start or the last save, and not twice for the same step."""
+    checkpointer = Checkpointer(tmp_path, interval_s=0.05)
+    assert checkpointer.load_latest() is None
+    step = 0
 
-    class Clock:
-        now_s = 50.0
+    def due() -> int:
+        nonlocal step
+        while not checkpointer.should_save(step := step + 1):
+            time.sleep(0.001)
+        return step
 
-        def monotonic(self) -> float:
-            return self.now_s
-
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    checkpointer = Checkpointer(tmp_path, interval_s=10.0)
-    clock.now_s = 59.9
-    assert not checkpointer.should_save()
-    clock.now_s = 60.0
-    assert checkpointer.should_save() and checkpointer.should_save(3)
-    checkpointer.save(3, {})
-    assert not checkpointer.should_save()
-    clock.now_s = 70.0
-    assert checkpointer.should_save(4)
-    assert not checkpointer.should_save(3)
+    began_s = time.monotonic()
+    checkpointer.save(due(), {})
+    assert time.monotonic() - began_s > 0.03
+    assert not checkpointer.should_save(step)
+    began_s = time.monotonic()
+    assert due() and time.monotonic() - began_s > 0.03

@@ -1,19 +1,34 @@
 """Loading falls back past what is damaged, and says which and why."""
 
+import errno
 import json
 import os
 import random
-import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, Manifest, list_committed, manifest
 
 STATE = {"model": {"w": np.arange(300.0)}, "rng": {"seed": 5}, "raw": b"x" * 300}
-FILES = ("part-model.safetensors", "part-rng.json", "part-raw.bin", "manifest.json")
+FILES = ("part-model.safetensors", "part-rng.json", "part-raw.bin", "0000000003.json")
+
+
+def _file(root: Path, manifest: Manifest, name: str) -> Path:
+    """A part's file, or the record of the log, which has the greatest number."""
+    return next((root / part.key for part in manifest.parts if part.key.endswith(name)), _record(root))
+
+
+def _record(root: Path) -> Path:
+    return max((root / "log").iterdir())
+
+
+def _files(root: Path, manifest: Manifest) -> list[Path]:
+    return [*(root / part.key for part in manifest.parts), _record(root)]
 
 
 def _flip(path: Path) -> None:
@@ -46,82 +61,108 @@ def test_any_damage_to_any_file_falls_back(tmp_path: Path, file: str, damage: Ca
     """Whatever happens to whichever file of the newest checkpoint, the one before loads and the warning names both."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, STATE)
-    newest = checkpointer.save(2, STATE)
-    damage(tmp_path / newest.name / file)
-    with pytest.warns(CheckpointWarning, match=f"{newest.name} is passed over: {file}"):
+    newest = checkpointer.save(2, {**STATE, "model": {"w": np.ones(300)}, "rng": {"seed": 6}, "raw": b"y" * 300})
+    damage(_file(tmp_path, newest, file))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         found = checkpointer.load_latest()
+        committed = list_committed(tmp_path, verify=True)
     assert found is not None and found.step == 1
-    assert [entry.name for entry in checkpointer.skipped] == [newest.name]
-    assert file in checkpointer.skipped[0].reason
-    assert [m.step for m in list_committed(tmp_path, verify=True)] == [1]
+    assert [m.step for m in committed] == [1]
+    if file.startswith("part") or (damage is not Path.unlink and damage is not _folder):
+        (entry,) = checkpointer.skipped
+        assert (newest.name if file.startswith("part") else "log, record 3") in entry.name
+        assert file in entry.reason or "record" in entry.reason
+        assert [str(warning.message) for warning in said] == [f"checkpoint {entry.name} is passed over: {entry.reason}"]
+    # Without its record it was never committed: nothing is passed over.
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     """No single flipped bit anywhere in a checkpoint goes unnoticed."""
     chance = random.Random(7)
     newest = Checkpointer(tmp_path).save(1, STATE)
-    for file in newest.files:
-        original = (tmp_path / file).read_bytes()
+    for file in _files(tmp_path, newest):
+        original = file.read_bytes()
         for _ in range(60):
             data = bytearray(original)
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            (tmp_path / file).write_bytes(data)
+            file.write_bytes(data)
             assert list_committed(tmp_path, verify=True) == []
-        (tmp_path / file).write_bytes(original)
+        file.write_bytes(original)
     assert list_committed(tmp_path, verify=True) == [newest]
 
 
 def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
     """Several damaged ones are passed over, newest first; with nothing left, nothing is loaded."""
     checkpointer = Checkpointer(tmp_path, keep=3)
-    saved = [checkpointer.save(step, STATE) for step in (1, 2, 3)]
-    _flip(tmp_path / saved[2].files[0])
-    (tmp_path / saved[1].files[-1]).unlink()
+    saved = [checkpointer.save(step, {"raw": b"%d" % step}) for step in (1, 2, 3)]
+    for index in (2, 1):
+        _flip(tmp_path / saved[index].parts[0].key)
     with pytest.warns(CheckpointWarning):
         found = checkpointer.load_latest()
     assert found is not None and found.step == 1
-    assert [entry.name for entry in checkpointer.skipped] == [saved[2].name, saved[1].name]
-    _empty(tmp_path / saved[0].files[1])
+    assert [entry.name.split()[-1] for entry in checkpointer.skipped] == [saved[2].name, saved[1].name]
+    _empty(tmp_path / saved[0].parts[0].key)
     with pytest.warns(CheckpointWarning):
         assert checkpointer.load_latest() is None
     assert len(checkpointer.skipped) == 3
 
 
-def test_a_manifest_under_another_name_is_not_believed(tmp_path: Path) -> None:
-    """A checkpoint's folder that was renamed to a newer step is passed over."""
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": "mizzen.checkpoint/9"}, "has format 'mizzen.checkpoint/9'"),
+        ({"parts": [{"name": "a", "key": "parts/../../secret"}]}, "which is no part's place"),
+        ({"parts": [{"name": "a", "key": "/etc/passwd"}]}, "which is no part's place"),
+        ({"parts": 7}, "cannot be read"),
+    ],
+)
+def test_a_record_that_this_version_cannot_follow(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    """A record of a later format, or one that leads out of the root, is passed over although its checksum is right."""
     checkpointer = Checkpointer(tmp_path)
-    saved = checkpointer.save(1, STATE)
-    shutil.copytree(tmp_path / saved.name, tmp_path / saved.name.replace("n0001", "n0002"))
-    with pytest.warns(CheckpointWarning, match=f"is that of {saved.name}"):
-        found = checkpointer.load_latest()
-    assert found is not None and found.step == 1
-
-
-def test_a_later_format_is_passed_over(tmp_path: Path) -> None:
-    """A manifest of a format that this version does not know is passed over with the format's name."""
-    import mizzen.checkpoint.manifest as manifest
-
-    checkpointer = Checkpointer(tmp_path)
-    saved = checkpointer.save(1, STATE)
-    path = tmp_path / saved.files[-1]
+    checkpointer.save(1, STATE)
+    path = _record(tmp_path)
     body = json.loads(path.read_text())
-    del body["manifest_sha256"]
-    body["format"] = "mizzen.checkpoint/9"
-    body["manifest_sha256"] = manifest._digest(body)
+    del body["record_sha256"]
+    body |= change
+    body["record_sha256"] = manifest._digest(body)
     path.write_text(json.dumps(body))
-    with pytest.warns(CheckpointWarning, match="has format 'mizzen.checkpoint/9'"):
-        assert checkpointer.load_latest() is None
+    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    with pytest.warns(CheckpointWarning, match=reason):
+        assert reader.load_latest() is None
 
 
 def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file cannot be read for another reason than damage, loading stops instead of starting from an old one."""
     checkpointer = Checkpointer(tmp_path)
-    saved = checkpointer.save(1, STATE)
-    path = tmp_path / saved.files[-1]
-    path.unlink()
-    path.symlink_to(path)  # A circle: unreadable for root, too.
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+    checkpointer.save(1, STATE)
+
+    def refused(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "preadv", refused)
+    with pytest.raises(CheckpointError, match="Permission denied"):
         checkpointer.load_latest()
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error")])
+def test_a_bad_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError) -> None:
+    """What the disk cannot give back is passed over."""
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"a": b"old"})
+    newest = checkpointer.save(2, {"a": b"new"})
+    real = os.preadv
+    bad = (tmp_path / newest.parts[0].key).stat().st_ino
+
+    def read(descriptor: int, *given: Any) -> int:
+        if os.fstat(descriptor).st_ino == bad:
+            raise failure
+        return real(descriptor, *given)
+
+    monkeypatch.setattr(os, "preadv", read)
+    with pytest.warns(CheckpointWarning, match="Input/output error"):
+        found = checkpointer.load_latest()
+    assert found is not None and found.step == 1
 
 
 def test_a_failed_save_changes_nothing(tmp_path: Path) -> None:
@@ -131,7 +172,7 @@ def test_a_failed_save_changes_nothing(tmp_path: Path) -> None:
 
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"a": 1})
-    before = sorted(path.name for path in tmp_path.iterdir())
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
@@ -141,6 +182,6 @@ def test_a_failed_save_changes_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
     found = checkpointer.load_latest()
     assert found is not None and found.step == 1

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices import detect
-from mizzen.notices.detection import PLATFORMS
+from mizzen.notices.detection import OF_PRIORS, PLATFORMS
 from tests.sdk.clouds import (
     Aws,
     Azure,
@@ -83,6 +84,14 @@ def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
     cloud = Gcp()
     assert detect(at(cloud, MIZZEN_PLATFORM=platform, SLURM_JOB_ID="7")).platform == platform
     assert cloud.asked == []
+
+
+def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> None:
+    """`aws-spot` means AWS's notices, `spot` any platform's, and in a task of mizzen's agent the agent's."""
+    assert set(OF_PRIORS) <= set(PRIORS) <= {*OF_PRIORS, *PLATFORMS}
+    assert detect({"MIZZEN_PLATFORM": "aws-spot"}).platform == "aws"
+    assert detect({"MIZZEN_PLATFORM": "spot", "SLURM_JOB_ID": "7"}).platform == "slurm"
+    assert detect({"MIZZEN_PLATFORM": "aws-spot", "MIZZEN_GRACE_S": "5"}).platform == "mizzen"
 
 
 def test_a_bad_platform_is_named() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
     """Where numpy is missing, loading arrays says so instead of falling back to an older checkpoint."""
     import numpy as np
 
-    mizzen.Checkpointer(tmp_path, attempt=1).save(1, {"w": np.zeros(3)})
+    mizzen.Checkpointer(tmp_path, attempt=1, checksum="sha256").save(1, {"w": np.zeros(3)})
     ended = run(f"import mizzen; mizzen.Checkpointer({str(tmp_path)!r}, attempt=2).load_latest()", "-S", "-I")
     assert ended.returncode == 1
     assert "install numpy to load it" in ended.stderr
@@ -143,6 +144,30 @@ mizzen.exit_preempted()
     assert ended.returncode == 143, ended.stderr
 
 
+def test_threads_report_beside_each_other(tmp_path: Path) -> None:
+    """Saves in the background and steps in the foreground lose nothing of each other, and leave no file behind."""
+    path = tmp_path / "report.json"
+    reporter = Reporter(path, clock=lambda: 0.0)
+    reporter.cadence(5.0, 0.1, 60.0, None, "platform")
+
+    def save() -> None:
+        for step in range(1, 201):
+            reporter.saved(step, 1.0, 10, 0.1, 0.2)
+            json.loads(path.read_text())
+
+    threads = [threading.Thread(target=save) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 1001):
+        reporter.progress(step)
+    for thread in threads:
+        thread.join()
+    reporter.flush()
+    written = json.loads(path.read_text())
+    assert (written["step"], written["checkpoint"]["step"], written["cadence"]["interval_s"]) == (1000, 200, 5.0)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_steps_are_written_a_few_times_a_second(tmp_path: Path) -> None:
     """A thousand steps in one second of the clock are written at most six times, and a flush writes the last."""
     now_s = 0.0
@@ -191,6 +216,8 @@ def test_the_environment_is_read_into_one_value() -> None:
             "MIZZEN_ATTEMPT": "2", "MIZZEN_JOB": "trainer", "MIZZEN_TASK": "1", "MIZZEN_TASKS": "4",
             "MIZZEN_REGION": "east", "MIZZEN_MACHINE": "east/a/m1", "MIZZEN_RUN_ID": "wl-1.2.trainer.1",
             "MIZZEN_CHECKPOINT_URI": "file:///c", "MIZZEN_CHECKPOINT_INTERVAL_S": "5", "MIZZEN_CHECKPOINT_KEEP": "2",
+            "MIZZEN_GANG_MTBF_S": "10800", "MIZZEN_MACHINE_HAZARD_PER_H": "0.04", "MIZZEN_GANG_MACHINES": "2",
+            "MIZZEN_PLATFORM": "aws-spot",
             "MIZZEN_GRACE_S": "10.5", "MIZZEN_REPORT": "/r.json", "MIZZEN_TABLE_RAW_TEXT": "file:///tables/raw%20text",
             "MIZZEN_JOB_TRAINER_ADDR": "10.0.0.1:5000", "MIZZEN_JOB_PARAMETER_SERVER_ADDR": "10.0.0.2:5001",
             "CUDA_VISIBLE_DEVICES": "2,3", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
@@ -200,7 +227,8 @@ def test_the_environment_is_read_into_one_value() -> None:
     assert told == TaskEnvironment(
         workload="wl-1", workload_name="digits", tenant="vision", attempt=2, job="trainer", task=1, tasks=4,
         region="east", machine="east/a/m1", run_id="wl-1.2.trainer.1", checkpoint_uri="file:///c",
-        checkpoint_interval_s=5.0, checkpoint_keep=2, grace_s=10.5, report="/r.json", gpus=("2", "3"), rank=1,
+        checkpoint_interval_s=5.0, checkpoint_keep=2, gang_mtbf_s=10800.0, machine_hazard_per_h=0.04, gang_machines=2,
+        platform="aws-spot", grace_s=10.5, report="/r.json", gpus=("2", "3"), rank=1,
         world_size=4, local_rank=1, local_world_size=2, node_rank=0, master_addr="10.0.0.1", master_port=5000,
         tables={"RAW_TEXT": "file:///tables/raw%20text"},
         job_addresses={"TRAINER": "10.0.0.1:5000", "PARAMETER_SERVER": "10.0.0.2:5001"},
@@ -223,6 +251,8 @@ def test_nothing_told_is_a_process_on_its_own() -> None:
         ("RANK", "-1", "must be at least 0"),
         ("MIZZEN_CHECKPOINT_INTERVAL_S", "soon", "must be a number of seconds"),
         ("MIZZEN_CHECKPOINT_INTERVAL_S", "nan", "must be 0 or more seconds"),
+        ("MIZZEN_MACHINE_HAZARD_PER_H", "-1", "must be 0 or more interruptions per hour"),
+        ("MIZZEN_GANG_MACHINES", "0", "must be at least 1"),
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, rule: str) -> None:

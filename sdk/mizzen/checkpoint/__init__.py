@@ -1,31 +1,24 @@
-"""Checkpoints that survive being killed at any instant. Standard library only; numpy where the state has arrays.
+"""Checkpoints that survive being killed at any instant, on files, S3 and Google Cloud Storage.
 
-A folder of checkpoints:
+A root has the same form on every store, and needs nothing of it but that an object can be created if it is not there:
 
     <root>/
-      fence                                  {"attempt": 2, ...}: the attempt that may write here
-      step-0000000123.a0002.n0007/           one committed checkpoint: step, attempt, number of the save
-        part-model.safetensors               a part with arrays
-        part-rng.json                        a part of JSON values
-        part-tokens.bin                      a part of bytes
-        manifest.json
-      .lock                                  taken for each claim and commit
-      .draft-a0002-5f0c11e2/                 being written: no reader looks at it
-      .trash-9b2e77d0/                       being removed
+      log/0000000007.json                    a record: the claim of an attempt, or the manifest of a checkpoint
+      parts/a0002/step-0000000123.r0000.5f0c11e2/
+        part-model.safetensors               tensors and arrays
+        part-progress.json                   JSON values
+        part-tokens.bin                      bytes
+      shards/a0002/step-0000000123.s000004/
+        r0001.json                           what rank 1 has written, until rank 0 commits it
+      .staging/                              files that are being written; on files only
 
-`manifest.json` holds `format`, `step`, `attempt`, `save`, `created_at_s` (epoch seconds), `bytes` (of all parts), for
-each part its `name`, `file`, `kind`, `bytes` and `sha256`, and as `manifest_sha256` the checksum of all that: of the
-same object without this key, as JSON with sorted keys and no spaces (separators `,` and `:`). A checkpoint is valid if
-its manifest is whole and every part has its size and checksum. The newest is the one with the greatest (attempt, save),
-whatever its step.
+A checkpoint is committed when its manifest is a record of the log (`mizzen.checkpoint.log`). The manifest has its step,
+attempt and number of the save, and each part's key, size and checksum; parts that have not changed are those of an
+earlier checkpoint. It is valid if its record is whole and all parts of all ranks have their size and checksum. The
+newest is the one with the greatest (attempt, save), whatever its step.
 
-On a file system a draft is renamed into place when all of it is on the disk. A checkpoint may also be copied object by
-object into another root: its files under the same names, the manifest last (`Manifest.files` is that order), and
-nothing else of the folder. Until its manifest is there, it is not a checkpoint.
-
-Fencing: an attempt claims the folder before it loads. From then on no older attempt can commit; its `save` raises
-`StaleAttemptError` and leaves nothing that a reader would see. The file system must support `flock` between the
-machines that share the folder.
+Fencing: an attempt claims the root before it loads. From then on no older attempt can commit; its `save` raises
+`StaleAttemptError`.
 """
 
 from mizzen.checkpoint.checkpointer import Checkpointer
@@ -37,7 +30,9 @@ from mizzen.checkpoint.errors import (
     StateError,
 )
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
+from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reading import Checkpoint, Skipped, list_committed
+from mizzen.checkpoint.tracking import Tracked
 from mizzen.notices import exit_preempted
 
 __all__ = [
@@ -49,9 +44,11 @@ __all__ = [
     "CorruptCheckpointError",
     "Manifest",
     "Part",
+    "Pickled",
     "Skipped",
     "StaleAttemptError",
     "StateError",
+    "Tracked",
     "exit_preempted",
     "list_committed",
 ]

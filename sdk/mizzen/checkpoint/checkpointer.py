@@ -1,111 +1,233 @@
 """`Checkpointer`: what a training script uses."""
 
 import os
-import re
 import time
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from mizzen import notices, report
-from mizzen.checkpoint import parts, writing
-from mizzen.checkpoint.errors import CheckpointError, StateError
-from mizzen.checkpoint.manifest import Manifest
-from mizzen.checkpoint.reading import Checkpoint, Skipped, read_latest
-from mizzen.environment import TaskEnvironment, local_path
+from mizzen.cadence import Cadence
+from mizzen.checkpoint import checksums, parts
+from mizzen.checkpoint.background import Saving
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError, StateError
+from mizzen.checkpoint.log import Log
+from mizzen.checkpoint.manifest import Manifest, check_part_name
+from mizzen.checkpoint.pressure import Pressure, Wish
+from mizzen.checkpoint.reading import Checkpoint, Reader, Skipped, read_latest
+from mizzen.checkpoint.roots import open_root
+from mizzen.checkpoint.snapshot import Snapshot
+from mizzen.checkpoint.tiers import bring_up, open_writers, write
+from mizzen.checkpoint.tracking import Tracked
+from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded, Gang, Retention, Writer
+from mizzen.environment import TaskEnvironment
 
-DEFAULT_INTERVAL_S = 600.0
 DEFAULT_KEEP = 2
-
-_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _given(argument: _Number | None, told: _Number | None, default: _Number) -> _Number:
-    if argument is not None:
-        return argument
-    return default if told is None else told
+OWN_PARTS = frozenset({"rng"})
+"""Parts that are each rank's own in a sharded checkpoint, besides those that are tracked as such."""
 
 
 class Checkpointer:
-    """Saves and loads the full state of a training in one folder.
+    """Saves and loads the full state of a training in one root.
 
-        checkpointer = Checkpointer()
-        if found := checkpointer.load_latest():
-            restore(found.state)
+        checkpointer = Checkpointer("s3://bucket/run-7")
+        checkpointer.track(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+        step = checkpointer.restore()
         while step < steps:
-            step = train_one_step()
-            if checkpointer.should_save(step):
-                checkpointer.save(step, state())
-            if checkpointer.preempted:
-                exit_preempted()
+            train_one_step()
+            step += 1
+            checkpointer.step(step)
 
-    In a data-parallel gang every rank makes one and loads; rank 0 saves. Whichever rank is first claims the folder for
-    the gang's attempt, so that all of them load the same checkpoint: nothing of an older attempt can be committed
-    between one rank's load and another's.
+    `step` reports the progress, saves when that is due (`mizzen.cadence`), and when the machine is about to be taken it
+    saves once more, if there is time for it, and ends the process with code 143. `track`, `restore` and `step` rest on
+    `save`, `save_async`, `load_latest`, `should_save` and `preempted`, which can be used alone.
+
+    In a gang, either rank 0 saves for all and the others load (the default), or (`sharded`) each rank saves its own
+    parts: then all ranks call `save` at the same steps, and a checkpoint is committed when all have written.
     """
 
     def __init__(
         self,
         uri: str | os.PathLike[str] | None = None,
         *,
+        local: str | os.PathLike[str] | None = None,
+        background: bool = False,
         attempt: int | None = None,
         keep: int | None = None,
+        keep_every: int | None = None,
         interval_s: float | None = None,
-        writer: bool | None = None,
+        sharded: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        agree: Callable[[int], int] | None = None,
+        shard_timeout_s: float = SHARD_TIMEOUT_S,
+        trusted: bool = False,
+        other_world: bool = False,
+        checksum: str | None = None,
     ) -> None:
-        """Claim the folder, and let SIGTERM set `preempted` (in the main thread).
+        """Claim the root, and watch for notices (in the main thread).
 
         What is not given comes from the environment (`mizzen.environment`), and without it from the defaults.
 
         Args:
-            uri: folder of the checkpoints, a path or `file://` URI; made if it is not there.
-            attempt: fencing number, from 1. Without one a writer takes the next after the newest in the folder, and a
-                process that is no writer claims nothing.
+            uri: root of the checkpoints: a path, `file://`, `s3://` or `gs://` URI.
+            local: a folder of this machine, to which each checkpoint is written before it is uploaded to `uri`, and
+                from which it is loaded if the machine still has it. A sharded gang must be on one machine for it.
+            background: whether `step` saves in the background, from a copy of the state in memory.
+            attempt: fencing number, from 1. Without one a process that saves takes the next after the newest in the
+                root, and one that does not claims nothing.
             keep: how many checkpoints to keep, 1 or more; 2 by default.
-            interval_s: seconds from one save to the next, for `should_save`; 600 by default.
-            writer: whether this process may save; by default if it is rank 0 or alone.
+            keep_every: never remove the checkpoints of steps that this divides.
+            interval_s: seconds from one save to the next; by default they follow from what saves cost and how often
+                the gang is interrupted.
+            sharded: whether each rank saves its own parts. Needs `attempt`, the same for all ranks.
+            rank: of this process, from 0.
+            world_size: ranks in the gang.
+            agree: gives the maximum of a number over all ranks, which all call it together: at each `step`, and for
+                each checkpoint that is tried by `load_latest`. Without it a gang cannot use `step`.
+            shard_timeout_s: how long a sharded save waits for the other ranks.
+            trusted: whether parts that were saved as `Pickled` may be loaded: that can run any code.
+            other_world: whether a sharded checkpoint of a gang of another size may be loaded, without the ranks' parts.
+            checksum: `xxh3_128` or `sha256`; by default the faster one that is installed.
 
         Raises:
-            ValueError: there is no folder, its scheme is not supported, or a number is too small.
-            StaleAttemptError: a newer attempt has claimed the folder.
+            ValueError: there is no root, its scheme is not known, or a number is out of its range.
+            StaleAttemptError: a newer attempt has claimed the root.
+            CheckpointError: the root cannot be read.
         """
         told = TaskEnvironment.from_environ()
         uri = uri if uri is not None else told.checkpoint_uri
         if uri is None:
-            raise ValueError("no folder for checkpoints: give uri, or set MIZZEN_CHECKPOINT_URI")
-        self.root = local_path(uri)
-        self.keep = _given(keep, told.checkpoint_keep, DEFAULT_KEEP)
-        self.interval_s = _given(interval_s, told.checkpoint_interval_s, DEFAULT_INTERVAL_S)
-        self.writer = told.rank == 0 if writer is None else writer
-        attempt = attempt if attempt is not None else told.attempt
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: at least 1 checkpoint must be kept")
-        if not self.interval_s >= 0:
-            raise ValueError(f"interval_s={self.interval_s}: must be 0 or more seconds")
+            raise ValueError("no root for checkpoints: give uri, or set MIZZEN_CHECKPOINT_URI")
+        given_keep = keep if keep is not None else told.checkpoint_keep
+        self.retention = Retention(DEFAULT_KEEP if given_keep is None else given_keep, keep_every)
+        place = Gang(
+            told.rank if rank is None else rank,
+            told.world_size if world_size is None else world_size,
+        )
+        attempt = told.attempt if attempt is None else attempt
         if attempt is not None and attempt < 1:
             raise ValueError(f"attempt={attempt}: attempts are numbered from 1")
-        self.attempt = writing.claim(self.root, attempt) if attempt is not None or self.writer else None
-        """The fencing number; None for a process that claimed nothing."""
+        if sharded and attempt is None and place.world_size > 1:
+            raise ValueError("attempt=None: the ranks of a sharded checkpoint need the same number: give one")
+        if interval_s is not None and not interval_s >= 0:
+            raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
+        algorithm = checksums.known(checksum or checksums.fastest())
+        notices.watch()
+        watcher = notices.watcher()
+        self.cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
+        """When to save; `explain()` says why."""
+        self.gang = place
+        self.writer = sharded or place.rank == 0
+        """Whether this process saves."""
+        self.background = background
         self.skipped: tuple[Skipped, ...] = ()
         """What the last `load_latest` passed over, newest first, and why."""
+        alone = Gang() if not sharded else place
+        stores = [open_root(root) for root in (local, uri) if root is not None]
+        self._writers: list[Writer] = []
+        if attempt is not None or self.writer:
+            opened = open_writers(stores, attempt, alone, self.retention, algorithm)
+            self._writers = [replace(writer, shard_timeout_s=shard_timeout_s) for writer in opened]
+        self._logs = [writer.log for writer in self._writers] or [Log(store) for store in stores]
+        self.attempt = self._writers[-1].attempt if self._writers else None
+        """The fencing number; None for a process that claimed nothing."""
+        self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, agree)
+        self._agree = agree
+        self._tracked = Tracked({})
+        self._own = set(OWN_PARTS)
+        self._snapshot = Snapshot()
+        self._saving: Saving | None = None
         self._saved_step: int | None = None
-        self._due_at_s = time.monotonic() + self.interval_s
-        notices.watch_sigterm()
+        self._pressure = Pressure()
+
+    @property
+    def root(self) -> str:
+        """URI of the root."""
+        return self._logs[-1].where
+
+    @property
+    def progress(self) -> MutableMapping[str, Any]:
+        """What is saved as the part `progress` beside the step: put the epoch here, and what else counts."""
+        return self._tracked.progress
 
     @property
     def preempted(self) -> bool:
-        """Whether this process was told (SIGTERM) that it will be stopped soon."""
+        """Whether this process was told that it, or its machine, will certainly be stopped soon."""
         return notices.preempted()
 
-    def should_save(self, step: int | None = None) -> bool:
-        """Whether it is time to save: the interval has passed since the last save or the start, or a notice came.
+    def track(self, *, own: Collection[str] = (), **objects: Any) -> None:
+        """Make these objects the state, under these names, beside the parts `rng` and `progress`: see `docs/state.md`.
 
-        False where `step` is the one that was saved last.
+        Args:
+            own: names of those that differ from rank to rank, such as the position in a rank's data.
+            objects: what has `state_dict` and `load_state_dict`, or a dict that is updated in place.
+
+        Raises:
+            StateError: a name cannot be a part's, or an object is not of these kinds.
         """
-        if step is not None and step == self._saved_step:
+        self._tracked.add(objects)
+        self._own |= set(own)
+
+    def restore(self) -> int:
+        """Load the newest valid checkpoint into what is tracked; the step to go on from, 0 if there is none.
+
+        Raises:
+            StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it.
+            CheckpointError: something cannot be read for another reason than being damaged.
+        """
+        with self._loading():
+            found = self._newest()
+            if found is not None:
+                self._tracked.restore(found.state)
+        return self._begin(found)
+
+    def step(self, step: int) -> None:
+        """The training has done `step` steps: say so, save if that is due, and leave if the machine is to be taken.
+
+        A save that fails is told by a `CheckpointWarning` and tried again after a tenth of the interval.
+
+        Raises:
+            SystemExit: with code 143, after a notice.
+            StaleAttemptError: a newer attempt has claimed the root: this process must not go on.
+            CheckpointError: this is a gang, and no way to `agree` was given.
+        """
+        report.progress(step)
+        wish = self._wish(step)
+        if self.gang.world_size > 1:
+            if self._agree is None:
+                raise CheckpointError(
+                    "in a gang all ranks must save at the same step: give agree (mizzen.integrations)"
+                )
+            wish = Wish(self._agree(wish))
+        if wish is Wish.NOTHING:
+            return
+        if wish is Wish.FLUSH and self._saving is not None and self._saving.step == step:
+            self._settle()  # This very step is being saved.
+        if self.writer and (wish is Wish.SAVE or (wish is Wish.FLUSH and self._saved_step != step)):
+            background = self.background and wish is Wish.SAVE
+            self.try_save(step, self._tracked.capture(step), own=self._own, background=background)
+        if wish is Wish.SAVE:
+            return
+        if self._saving is not None:
+            notice = notices.current()
+            self._saving.join(notice.left_s(time.time()) if notice else None)
+        if self._agree is not None:
+            # Where a rank that ends takes the others with it, nobody ends before all are done.
+            self._agree(wish)
+        notices.acknowledge()
+        notices.exit_preempted()
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save now: it is due, or a notice came and a save fits in what is left.
+
+        False where `step` is the one that was saved last. In a gang one rank asks and the others follow it.
+        """
+        if step == self._saved_step or (not self.cadence.should_save(step) and notices.current() is None):
             return False
-        return notices.preempted() or time.monotonic() >= self._due_at_s
+        return self._wish(step) in (Wish.SAVE, Wish.FLUSH)
 
     def load_latest(self) -> Checkpoint | None:
         """The newest valid checkpoint, or None if there is none. Call it at every start: a first one finds nothing.
@@ -115,41 +237,155 @@ class Checkpointer:
         Raises:
             CheckpointError: something cannot be read for another reason than being damaged.
         """
-        found, self.skipped = read_latest(self.root)
-        report.resumed(found.step if found else None)
+        with self._loading():
+            found = self._newest()
+        self._begin(found)
         return found
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Manifest:
-        """Commit `state` as the checkpoint of `step`, durably; then remove all but the newest `keep`.
+    def save(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Manifest:
+        """Commit `state` as the checkpoint of `step`, durably; then remove what need not be kept.
 
         At whatever instant the process or the machine dies, either the new checkpoint is there whole or the ones
         before it are as they were.
 
         Args:
             step: number of steps done, 0 or more.
-            state: part name (letters, digits, `.`, `_`, `-`) to value. A value is bytes, or a tree of dicts with
-                string keys, lists and JSON values that may hold numpy arrays. Tuples come back as lists. Save all
-                that the training needs: weights, optimiser, step, random generators, position in the data.
+            state: part name (letters, digits, `.`, `_`, `-`) to value: bytes, a file's `Path`, or a tree of dicts,
+                lists, tuples and JSON values that may hold numpy arrays and torch tensors. Save all that the training
+                needs: weights, optimiser, step, random generators, position in the data.
+            own: names of the parts that are this rank's own, where the checkpoint is sharded.
 
         Raises:
             StateError: a part has a bad name or holds something that is not stored; nothing was written.
-            StaleAttemptError: a newer attempt has claimed the folder; nothing was committed.
-            CheckpointError: this process is not the writer.
-            OSError: it could not be written; earlier checkpoints are as they were.
+            StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
+            CheckpointError: this process does not save, or another rank has not written in time.
+            Exception: the store's own, an OSError for files; earlier checkpoints are as they were.
         """
-        if not self.writer or self.attempt is None:
-            raise CheckpointError(f"{self.root}: this process does not save (writer=False, or a rank other than 0)")
+        self._settle()
+        began_s = time.monotonic()
+        manifest = write(self._writers, step, self._encoded(step, state), own)
+        held_s = time.monotonic() - began_s
+        self.cadence.saved(step, held_s)
+        self._saved(manifest, held_s, held_s)
+        return manifest
+
+    def try_save(
+        self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS, background: bool = False
+    ) -> None:
+        """As `save` or `save_async`; but a save that fails is told by a `CheckpointWarning`, and is due again soon.
+
+        Raises:
+            StateError: as for `save`.
+            StaleAttemptError: a newer attempt has claimed the root: this process must not go on.
+        """
+        try:
+            (self.save_async if background else self.save)(step, state, own=own)
+        except (StaleAttemptError, StateError):
+            raise
+        except Exception as error:
+            self.cadence.missed()
+            warnings.warn(f"{self.root}: step {step} was not saved: {error}", CheckpointWarning, stacklevel=3)
+
+    def save_async(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Saving:
+        """As `save`, but from a copy of `state` in memory, in the background: it returns when the copy is made.
+
+        If the save before is still being written it waits for that. At the end of the process it is waited for.
+
+        Raises:
+            StateError: as for `save`.
+            StaleAttemptError: the save before found that a newer attempt has claimed the root.
+            CheckpointError: this process does not save.
+        """
+        self._settle()
+        began_s = time.monotonic()
+        encoded = self._snapshot.take(self._encoded(step, state))
+        held_s = time.monotonic() - began_s
+        self.cadence.saved(step, held_s, writing=True)
+
+        def ended(saving: Saving) -> None:
+            if saving.manifest is None:
+                self.cadence.failed()
+                return
+            self.cadence.written(time.monotonic() - saving.began_s)
+            self._saved(saving.manifest, held_s, time.monotonic() - began_s)
+
+        self._saving = Saving(step, lambda: write(self._writers, step, encoded, own), ended)
+        return self._saving
+
+    def wait(self) -> None:
+        """Wait for the save in the background, if there is one.
+
+        Raises:
+            CheckpointError: it failed; a `StaleAttemptError` if a newer attempt has claimed the root.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def _wish(self, step: int) -> Wish:
+        """What this process would do after `step`."""
+        if self._saving is not None and self._saving.done:
+            self._settle()
+        if notices.current() is not None:
+            pressing = self._pressure.wish(step == self._saved_step)
+            if pressing is not Wish.NOTHING:
+                return pressing
+        due = self.writer and step != self._saved_step and self.cadence.should_save(step)
+        return Wish.SAVE if due else Wish.NOTHING
+
+    def _settle(self) -> None:
+        """Let the save in the background end; what it failed of is a warning, or an error if nothing can be saved."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        saving.join()
+        if isinstance(saving.error, StaleAttemptError):
+            raise saving.error
+        if saving.error is not None and not saving.told:
+            message = f"{self.root}: step {saving.step} was not saved: {saving.error}"
+            warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+    def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
+        if not self.writer or not self._writers:
+            raise CheckpointError(f"{self.root}: this process does not save: rank 0 does")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise StateError(f"step={step!r}: must be a whole number, 0 or more")
         for name in state:
-            if not isinstance(name, str) or not _PART_NAME.fullmatch(name):
-                rule = "a name is 1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit"
-                raise StateError(f"part {name!r}: {rule}")
-        started_s = time.monotonic()
-        encoded = {name: parts.encode(name, value) for name, value in state.items()}
-        manifest = writing.save(self.root, self.attempt, step, encoded, self.keep)
-        ended_s = time.monotonic()
-        self._saved_step = step
-        self._due_at_s = ended_s + self.interval_s
-        report.saved(step, manifest.created_at_s, manifest.size_bytes, ended_s - started_s)
-        return manifest
+            check_part_name(name)
+        return {name: parts.encode(name, value) for name, value in state.items()}
+
+    def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
+        self._saved_step = manifest.step
+        self._pressure.measured(durable_s)
+        report.saved(manifest.step, manifest.created_at_s, manifest.size_bytes, held_s, durable_s)
+        choice = self.cadence.explain()
+        report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)
+
+    def _newest(self) -> Checkpoint | None:
+        # Read anew, as every other rank and every other start would.
+        found, self.skipped = read_latest([Log(log.store) for log in self._logs], self._reader)
+        return found
+
+    def _begin(self, found: Checkpoint | None) -> int:
+        if found is not None and self._writers:
+            bring_up(self._writers, found.manifest)
+        step = found.step if found else 0
+        report.loaded(found.step if found else None, len(self.skipped))
+        self.cadence.begin(step)
+        self._saved_step = found.step if found else None
+        return step
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        report.loading()
+        try:
+            yield
+        except Exception as error:
+            report.load_failed(error, len(self.skipped))
+            raise

@@ -1,7 +1,7 @@
 """What can go wrong with a checkpoint.
 
 CheckpointError
-    StaleAttemptError: a newer attempt has claimed the folder
+    StaleAttemptError: a newer attempt has claimed the root
     CorruptCheckpointError: one checkpoint cannot be used; loading falls back past it
     StateError (also a ValueError): a state cannot be stored as it was given
 """
@@ -12,7 +12,7 @@ class CheckpointError(Exception):
 
 
 class StaleAttemptError(CheckpointError):
-    """A newer attempt than this process's has claimed the folder: this one must not write."""
+    """A newer attempt than this process's has claimed the root: this one must not write."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -24,4 +24,4 @@ class StateError(CheckpointError, ValueError):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over, or a damaged fence replaced."""
+    """A checkpoint was passed over or not saved, a record is damaged, or something old could not be removed."""

@@ -1,18 +1,19 @@
-"""The manifest of a checkpoint: what is in it, and the checksum of every part and of itself."""
+"""Records of a root's log: the manifest of a checkpoint, the claim of an attempt; and what one rank has written."""
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
-from mizzen.checkpoint.errors import CorruptCheckpointError
+from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
 
-FORMAT = "mizzen.checkpoint/1"
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FORMAT = "mizzen.checkpoint/2"
+CLAIM_FORMAT = "mizzen.claim/1"
+SHARD_FORMAT = "mizzen.shard/1"
 
-_NAME = re.compile(r"step-(\d{10,})\.a(\d{4,})\.n(\d{4,})")
-_FILE = re.compile(r"part-[A-Za-z0-9][A-Za-z0-9._-]*")
+_SUM = "record_sha256"
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, order=True)
@@ -25,34 +26,29 @@ class CheckpointId:
 
     attempt: int
     save: int
-    """Number of the save in its folder, over all attempts."""
+    """Number of the save in its root, over all attempts."""
     step: int
 
     @property
     def name(self) -> str:
-        """The name of its folder: `step-0000000123.a0002.n0007`."""
+        """Its name in words for people: `step-0000000123.a0002.n0007`."""
         return f"step-{self.step:010d}.a{self.attempt:04d}.n{self.save:04d}"
-
-    @classmethod
-    def parse(cls, name: str) -> "CheckpointId | None":
-        """The id that a folder's name stands for; None if it is no checkpoint's."""
-        found = _NAME.fullmatch(name)
-        if not found:
-            return None
-        made = cls(step=int(found[1]), attempt=int(found[2]), save=int(found[3]))
-        return made if made.name == name else None
 
 
 @dataclass(frozen=True)
 class Part:
-    """One named part of the state: one file."""
+    """One named part of the state: one object."""
 
     name: str
-    file: str
+    key: str
+    """Where it is, relative to the root. May be among the parts of an earlier checkpoint, if it has not changed."""
     kind: str
-    """`bytes`, `json` or `arrays`: how the file is read (`mizzen.checkpoint.parts`)."""
+    """`bytes`, `json`, `tensors` or `pickle`: how it is read (`mizzen.checkpoint.parts`)."""
     size_bytes: int
-    sha256: str
+    checksum: str
+    """`algorithm:hex`."""
+    rank: int | None = None
+    """The rank that it belongs to; None: it is every rank's."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,10 @@ class Manifest:
     created_at_s: float
     """When it was committed, in seconds since the epoch."""
     parts: tuple[Part, ...]
+    world_size: int = 1
+    """Ranks that it was saved by."""
+    by: str = ""
+    """Which save made the record."""
 
     @property
     def step(self) -> int:
@@ -76,64 +76,113 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Its name in words for people."""
         return self.id.name
 
     @property
     def size_bytes(self) -> int:
-        """Size of all parts together."""
+        """Size of all parts together, of all ranks."""
         return sum(part.size_bytes for part in self.parts)
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Its files, relative to the root, in the order in which a copy must write them: the manifest last."""
-        return tuple(f"{self.name}/{file}" for file in (*(part.file for part in self.parts), MANIFEST_FILE))
+    def parts_of(self, rank: int) -> tuple[Part, ...]:
+        """The parts that `rank` loads: its own, and those of all."""
+        return tuple(part for part in self.parts if part.rank in (None, rank))
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own checksum."""
-        body: dict[str, Any] = {
-            "format": FORMAT,
-            "step": self.id.step,
-            "attempt": self.id.attempt,
-            "save": self.id.save,
-            "created_at_s": self.created_at_s,
-            "bytes": self.size_bytes,
-            "parts": [
-                {"name": p.name, "file": p.file, "kind": p.kind, "bytes": p.size_bytes, "sha256": p.sha256}
-                for p in self.parts
-            ],
-        }
-        body["manifest_sha256"] = _digest(body)
-        return json.dumps(body, indent=1).encode()
+        return _sealed(
+            {
+                "format": MANIFEST_FORMAT,
+                "step": self.id.step,
+                "attempt": self.id.attempt,
+                "save": self.id.save,
+                "created_at_s": self.created_at_s,
+                "bytes": self.size_bytes,
+                "world_size": self.world_size,
+                "by": self.by,
+                "parts": [asdict(part) for part in self.parts],
+            }
+        )
 
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> "Manifest":
-        """The manifest that `to_bytes` wrote. Keys that this version does not know are left alone.
 
-        Raises:
-            CorruptCheckpointError: it is damaged, or of another format.
-        """
-        try:
-            body = json.loads(raw)
-            expected = body.pop("manifest_sha256")
-            if _digest(body) != expected:
-                raise CorruptCheckpointError(f"{MANIFEST_FILE} does not match its own checksum")
-            if body["format"] != FORMAT:
-                raise CorruptCheckpointError(f"{MANIFEST_FILE} has format {body['format']!r}: this reads {FORMAT!r}")
-            return cls(
+@dataclass(frozen=True)
+class Claim:
+    """From this record on, no older attempt can commit."""
+
+    attempt: int
+    at_s: float
+    """When, in seconds since the epoch."""
+    by: str
+
+    def to_bytes(self) -> bytes:
+        """The claim as JSON, with its own checksum."""
+        return _sealed({"format": CLAIM_FORMAT, "attempt": self.attempt, "claimed_at_s": self.at_s, "by": self.by})
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank has put in the store for a checkpoint that is not committed yet."""
+
+    rank: int
+    parts: tuple[Part, ...]
+
+    def to_bytes(self) -> bytes:
+        """The shard as JSON, with its own checksum."""
+        return _sealed({"format": SHARD_FORMAT, "rank": self.rank, "parts": [asdict(part) for part in self.parts]})
+
+
+Record: TypeAlias = Manifest | Claim | Shard
+
+
+def parse(raw: bytes) -> Record:
+    """The record that `to_bytes` wrote. Keys that this version does not know are left alone.
+
+    Raises:
+        CorruptCheckpointError: it is damaged, or of another format.
+    """
+    try:
+        body = json.loads(raw)
+        expected = body.pop(_SUM)
+        if _digest(body) != expected:
+            raise CorruptCheckpointError("the record does not match its own checksum")
+        if body["format"] == MANIFEST_FORMAT:
+            return Manifest(
                 id=CheckpointId(step=body["step"], attempt=body["attempt"], save=body["save"]),
                 created_at_s=body["created_at_s"],
                 parts=tuple(_part(part) for part in body["parts"]),
+                world_size=body["world_size"],
+                by=body["by"],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptCheckpointError(f"{MANIFEST_FILE} cannot be read: {error!r}") from error
+        if body["format"] == CLAIM_FORMAT:
+            return Claim(body["attempt"], body["claimed_at_s"], body["by"])
+        if body["format"] == SHARD_FORMAT:
+            return Shard(body["rank"], tuple(_part(part) for part in body["parts"]))
+        raise CorruptCheckpointError(f"the record has format {body['format']!r}, which this version does not know")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"the record cannot be read: {error!r}") from error
+
+
+def check_part_name(name: Any) -> None:
+    """Make sure that a part may have this name.
+
+    Raises:
+        StateError: it may not.
+    """
+    if not isinstance(name, str) or not _PART_NAME.fullmatch(name):
+        rule = "a name is 1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit"
+        raise StateError(f"part {name!r}: {rule}")
 
 
 def _part(body: dict[str, Any]) -> Part:
-    part = Part(body["name"], body["file"], body["kind"], body["bytes"], body["sha256"])
-    if not _FILE.fullmatch(part.file):
-        raise ValueError(f"the file name {part.file!r} of part {part.name!r} is not part-<name>")
-    return part
+    key = body["key"]
+    # The checksum finds accidents only: a record that somebody wrote must not lead out of the root either.
+    if not isinstance(key, str) or not key.startswith("parts/") or ".." in key.split("/"):
+        raise CorruptCheckpointError(f"the record names {key!r}, which is no part's place")
+    return Part(body["name"], key, body["kind"], body["size_bytes"], body["checksum"], body["rank"])
+
+
+def _sealed(body: dict[str, Any]) -> bytes:
+    return json.dumps({**body, _SUM: _digest(body)}, indent=1).encode()
 
 
 def _digest(body: dict[str, Any]) -> str:

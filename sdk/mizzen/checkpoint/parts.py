@@ -1,39 +1,43 @@
-"""Parts of a state as files: bytes as they are, JSON, and trees that hold numpy arrays in safetensors form. No pickle.
+"""Parts of a state as files: what kind a value is of, its file's content, and back.
 
-A tree is dicts (string keys) and lists of JSON values and arrays. Its arrays become tensors named by their path
-(`layer/weight`), and the tree itself, with `{"$array": name}` in their places, is kept in the file's metadata, so that
-any safetensors reader finds the tensors and this one gives back the same tree. Tuples come back as lists.
+| kind | value | file |
+| --- | --- | --- |
+| `bytes` | bytes, or a `pathlib.Path`: the content of that file | as it is |
+| `json` | a tree without tensors and bytes in it | JSON (`mizzen.checkpoint.trees`) |
+| `tensors` | a tree with numpy arrays, torch tensors or bytes in it | safetensors, the tree in its metadata |
+| `pickle` | `Pickled(value)` | pickle; read only where the reader is told to trust it |
+
+numpy and torch are never imported here to save, and to load only where a file has something of theirs. Tensors are
+not copied where their memory has the file's form already (on the CPU, in C order), and files are mapped, so a state
+of gigabytes is encoded in milliseconds. So its chunks are the live memory: whoever does not write them before the
+training goes on copies them first.
 """
 
-import json
+import mmap
+import pickle
 import struct
-import sys
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from mizzen.checkpoint import tensorfile, trees
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, StateError
+from mizzen.objects.store import Chunk
 
-Chunk: TypeAlias = bytes | bytearray | memoryview
+__all__ = ["Chunk", "Pickled", "decode", "encode", "file_name"]
 
-_ARRAY = "$array"
-_METADATA = "__metadata__"
-_LENGTH = struct.Struct("<Q")
-_DTYPES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}
-_DTYPE_NAMES = {tag: name for name, tag in _DTYPES.items()}
-_EXTENSIONS = {"bytes": "bin", "json": "json", "arrays": "safetensors"}
+_EXTENSIONS = {"bytes": "bin", "json": "json", "tensors": "safetensors", "pickle": "pickle"}
+_TREE = "mizzen.tree"
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """A value that is stored by pickle, for what nothing else stores. It loads as the value itself.
+
+    A pickle can run any code when it is loaded: only a reader who says that it trusts the store reads it.
+    """
+
+    value: Any
 
 
 def file_name(name: str, kind: str) -> str:
@@ -42,109 +46,75 @@ def file_name(name: str, kind: str) -> str:
 
 
 def encode(name: str, value: Any) -> tuple[str, list[Chunk]]:
-    """The kind of a part's value and its file's content.
+    """The kind of the part `name` and its file's content, one chunk after the other. Chunks may be the live memory.
 
     Raises:
-        StateError: something in it is neither bytes at the top, nor JSON, nor a numpy array.
+        StateError: the value, or something in it, is not stored; a file cannot be read; or pickle refuses it.
     """
+    if isinstance(value, Pickled):
+        try:
+            return "pickle", [pickle.dumps(value.value, protocol=5)]
+        except Exception as error:  # Classes raise what they like.
+            raise StateError(f"part {name!r}: pickle refuses it: {error}") from error
+    if isinstance(value, Path):
+        return "bytes", _content(name, value)
     if isinstance(value, bytes | bytearray | memoryview):
-        return "bytes", [value.tobytes() if isinstance(value, memoryview) else value]
-    arrays: dict[str, Any] = {}
-    tree = _walk(name, value, (), arrays)
-    text = json.dumps(tree, separators=(",", ":"))
-    return ("arrays", _pack(text, arrays)) if arrays else ("json", [text.encode()])
+        view = memoryview(value)
+        return "bytes", [view.cast("B") if view.c_contiguous else view.tobytes()]
+    text, tensors = trees.flatten(name, value)
+    if not tensors:
+        return "json", [text.encode()]
+    torch = any(tensor.library == "torch" for tensor in tensors.values())
+    # `format` is what readers of other libraries look for.
+    return "tensors", tensorfile.pack({"format": "pt" if torch else "np", _TREE: text}, tensors)
 
 
-def decode(kind: str, data: bytearray) -> Any:
-    """The value of a part from its file's content. Arrays are writable views of `data`.
+def decode(kind: str, data: bytearray | memoryview, trusted: bool = False, *, name: str = "") -> Any:
+    """The value of a part from its file's content. Arrays and tensors (on the CPU) are writable views of `data`.
+
+    Args:
+        kind: as `encode` gave it.
+        data: all of the file. A view of a mapped or pinned region will do, if it is writable.
+        trusted: whether a pickle may be loaded, and so run whatever code it names.
+        name: the part's, for errors.
 
     Raises:
         CorruptCheckpointError: it is not of that kind.
-        CheckpointError: it holds arrays and numpy is not installed.
+        CheckpointError: it is a pickle and not trusted, or cannot be loaded; or it holds arrays or tensors and their
+            library is not installed.
     """
     if kind == "bytes":
         return bytes(data)
+    if kind == "pickle":
+        return _unpickled(data, trusted, name)
     try:
         if kind == "json":
-            return json.loads(data)
-        if kind == "arrays":
-            return _unpack(data)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+            return trees.restore(name, bytes(data), {})
+        if kind == "tensors":
+            metadata, tensors = tensorfile.unpack(data)
+            return trees.restore(name, metadata[_TREE], tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise CorruptCheckpointError(f"its {kind} cannot be read: {error!r}") from error
     raise CorruptCheckpointError(f"its kind {kind!r} is not known to this version")
 
 
-def _walk(part: str, value: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> Any:
-    """The tree with arrays replaced by references; the arrays go to `arrays`."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    # Arrays can only be there if somebody imported numpy: this never does.
-    numpy = sys.modules.get("numpy")
-    where = f"part {part!r}" + (f" at {'/'.join(path)}" if path else "")
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
-        return value.item()
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        if value.dtype.name not in _DTYPES:
-            raise StateError(f"{where}: arrays of {value.dtype} are not stored; one of {', '.join(_DTYPES)} is")
-        name = "/".join(key.replace("~", "~0").replace("/", "~1") for key in path) if path else "array"
-        if name == _METADATA:
-            raise StateError(f"{where}: an array cannot have this name, which the format uses itself")
-        arrays[name] = value
-        return {_ARRAY: name}
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise StateError(f"{where}: the key {key!r} is {type(key).__name__}; keys must be strings")
-        if _ARRAY in value:
-            raise StateError(f"{where}: the key {_ARRAY!r} is what the format uses itself")
-        return {str(key): _walk(part, item, (*path, str(key)), arrays) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_walk(part, item, (*path, str(index)), arrays) for index, item in enumerate(value)]
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise StateError(f"{where}: {kind} is not stored; give JSON values, numpy arrays, or bytes as a part of their own")
-
-
-def _pack(tree: str, arrays: dict[str, Any]) -> list[Chunk]:
-    """A safetensors file: header length, JSON header, data without gaps, the widest types first to stay aligned."""
-    header: dict[str, Any] = {_METADATA: {"tree": tree}}
-    chunks: list[Chunk] = []
-    offset = 0
-    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
-        flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False).reshape(-1)
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + flat.nbytes],
-        }
-        if flat.nbytes:
-            chunks.append(flat.view("u1").data)
-        offset += flat.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [_LENGTH.pack(len(text)), text, *chunks]
-
-
-def _unpack(data: bytearray) -> Any:
+def _content(name: str, path: Path) -> list[Chunk]:
     try:
-        import numpy
-    except ImportError as error:
-        raise CheckpointError("this checkpoint holds arrays: install numpy to load it") from error
-    (length,) = _LENGTH.unpack_from(data)
-    start = _LENGTH.size + length
-    header = json.loads(data[_LENGTH.size : start])
-    body = memoryview(data)[start:]
-    arrays: dict[str, Any] = {}
-    for name, entry in header.items():
-        if name != _METADATA:
-            low, high = entry["data_offsets"]
-            dtype = numpy.dtype(_DTYPE_NAMES[entry["dtype"]]).newbyteorder("<")
-            arrays[name] = numpy.frombuffer(body[low:high], dtype).reshape(entry["shape"])
-    return _restore(json.loads(header[_METADATA]["tree"]), arrays)
+        with open(path, "rb") as file:
+            # An empty file cannot be mapped.
+            if not file.seek(0, 2):
+                return []
+            return [memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))]
+    except (OSError, ValueError) as error:
+        raise StateError(f"part {name!r}: the file {path} cannot be read: {error}") from error
 
 
-def _restore(tree: Any, arrays: dict[str, Any]) -> Any:
-    if isinstance(tree, dict):
-        if tree.keys() == {_ARRAY}:
-            return arrays[tree[_ARRAY]]
-        return {key: _restore(item, arrays) for key, item in tree.items()}
-    return [_restore(item, arrays) for item in tree] if isinstance(tree, list) else tree
+def _unpickled(data: bytearray | memoryview, trusted: bool, name: str) -> Any:
+    if not trusted:
+        message = f"part {name!r} is a pickle, which can run any code when it is loaded"
+        raise CheckpointError(f"{message}; if you trust whoever may write there, pass Checkpointer(trusted=True)")
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        # Its checksum is right, so the code that it needs is not: an older checkpoint would fail in the same way.
+        raise CheckpointError(f"part {name!r}: its pickle cannot be loaded: {error!r}") from error

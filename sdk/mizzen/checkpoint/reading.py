@@ -1,19 +1,25 @@
-"""Reading a folder of checkpoints. Nothing here changes it, and nothing that is not committed is looked at."""
+"""Reading a root. Nothing here changes it, and nothing that is not committed is looked at."""
 
-import errno
-import hashlib
+import mmap
 import os
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mizzen.checkpoint import parts
+from mizzen.checkpoint import checksums, parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
-from mizzen.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Part
-from mizzen.environment import local_path
+from mizzen.checkpoint.log import Log, readable
+from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.roots import open_root
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.workers import Workers
 
 _RELISTS = 5
+_PIECE_BYTES = 8 << 20
+_FETCHES = 4
+"""Pieces that are fetched at the same time, while those before them are checked."""
+_MAPPED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class Checkpoint:
 
     manifest: Manifest
     state: dict[str, Any]
-    """Part name to value, in the order in which they were saved."""
+    """Part name to value: the parts of all ranks and of this one."""
 
     @property
     def step(self) -> int:
@@ -43,140 +49,171 @@ class Skipped:
     reason: str
 
 
-def checkpoint_ids(root: Path) -> list[CheckpointId]:
-    """Everything in `root` that has a checkpoint's name, newest first, whether it is valid or not."""
-    try:
-        names = [path.name for path in root.iterdir()]
-    except FileNotFoundError:
-        return []
-    return sorted((found for name in names if (found := CheckpointId.parse(name))), reverse=True)
+@dataclass(frozen=True)
+class Reader:
+    """Who loads, and how far what was saved is trusted."""
+
+    rank: int = 0
+    world_size: int = 1
+    trusted: bool = False
+    """Whether pickles may be loaded, which can run any code."""
+    other_world: bool = False
+    """Whether a checkpoint of a gang of another size may be loaded: without any rank's own parts."""
+    agree: Callable[[int], int] | None = None
+    """The maximum over all ranks, which all call together. Without it each rank verifies the parts of all ranks."""
 
 
-def read_manifest(root: Path, identity: CheckpointId) -> Manifest:
-    """The manifest of one checkpoint, after a look at the size of each part.
+def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
+    """The newest valid checkpoint in any of the roots, if any, and what was passed over, each with a warning.
 
-    Raises:
-        CorruptCheckpointError: it has none, or a damaged or foreign one, or a part is missing or has another size.
-    """
-    folder = root / identity.name
-    try:
-        raw = (folder / MANIFEST_FILE).read_bytes()
-    except OSError as error:
-        raise _unreadable(MANIFEST_FILE, error, "is missing: it was never committed, or not copied whole") from error
-    manifest = Manifest.from_bytes(raw)
-    if manifest.id != identity:
-        raise CorruptCheckpointError(f"{MANIFEST_FILE} is that of {manifest.name}")
-    for part in manifest.parts:
-        try:
-            size_bytes = (folder / part.file).stat().st_size
-        except OSError as error:
-            raise _unreadable(part.file, error, "is missing") from error
-        if size_bytes != part.size_bytes:
-            raise CorruptCheckpointError(f"{part.file} has {size_bytes} bytes of {part.size_bytes}")
-    return manifest
-
-
-def read_part(folder: Path, part: Part) -> bytearray:
-    """The content of one part's file.
+    Of one that several roots have, the first root's is tried first.
 
     Raises:
-        CorruptCheckpointError: it is missing or does not match its size and checksum.
+        CheckpointError: something cannot be read for another reason than being damaged, or is not for this reader.
     """
-    data = bytearray(part.size_bytes)
-    try:
-        with open(folder / part.file, "rb", buffering=0) as file:
-            view, filled = memoryview(data), 0
-            while got := file.readinto(view[filled:]):
-                filled += got
-            longer = filled == part.size_bytes and bool(file.read(1))
-    except OSError as error:
-        raise _unreadable(part.file, error, "is missing") from error
-    if filled != part.size_bytes or longer:
-        raise CorruptCheckpointError(f"{part.file} does not have {part.size_bytes} bytes")
-    if hashlib.sha256(data).hexdigest() != part.sha256:
-        raise CorruptCheckpointError(f"{part.file} does not match its checksum")
-    return data
-
-
-def _unreadable(file: str, error: OSError, missing: str) -> Exception:
-    """What an error of the file system means: a bad file, or (anything else) a folder that cannot be judged now."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CorruptCheckpointError(f"{file} {missing}")
-    if error.errno in (errno.EIO, errno.EISDIR):
-        return CorruptCheckpointError(f"{file} cannot be read: {error.strerror}")
-    # To go on without the newest checkpoint because of, say, a missing permission would throw good work away.
-    return CheckpointError(f"{error.filename}: {error.strerror}")
-
-
-def list_committed(root: str | os.PathLike[str], *, verify: bool = False) -> list[Manifest]:
-    """The valid checkpoints in `root` (a path or `file://` URI), newest first; none if there is no such folder.
-
-    Valid: its manifest is there and matches its checksum, and each part is there in its size; with `verify`, each
-    part's checksum is computed too. Changes nothing and needs no claim: it is how an observer, such as the scheduler,
-    looks at a folder.
-
-    Raises:
-        ValueError: `root` is not a local folder.
-        CheckpointError: something cannot be read for another reason than being damaged.
-    """
-    folder = local_path(root)
     for _ in range(_RELISTS):
-        found = []
-        for identity in checkpoint_ids(folder):
-            try:
-                manifest = read_manifest(folder, identity)
-                for part in manifest.parts if verify else ():
-                    read_part(folder / manifest.name, part)
-            except CorruptCheckpointError:
-                if not (folder / identity.name).exists():
-                    break  # A writer committed a newer one and removed this one meanwhile: look again.
-                continue
-            found.append(manifest)
-        else:
-            return found
-    raise _outrun(folder)
+        for log in logs:
+            log.refresh()
+        found, skipped, outrun = _newest(logs, reader)
+        if not outrun:
+            for entry in skipped:
+                message = f"checkpoint {entry.name} is passed over: {entry.reason}"
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
+            return found, skipped
+    raise CheckpointError(
+        f"{logs[0].where}: checkpoints were removed faster than they could be read; keep more of them"
+    )
 
 
-def _outrun(root: Path) -> CheckpointError:
-    return CheckpointError(f"{root}: checkpoints were removed faster than they could be read; keep more of them")
-
-
-def _read(root: Path, identity: CheckpointId) -> Checkpoint:
-    manifest = read_manifest(root, identity)
-    state = {}
-    for part in manifest.parts:
-        data = read_part(root / identity.name, part)
+def _newest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
+    """As `read_latest`; and whether one was removed while it was read."""
+    skipped = [
+        Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
+        for log in logs
+        for entry in log.entries
+        if entry.record is None and all(number < entry.number for number, _ in log.checkpoints)
+    ]
+    candidates = [
+        (manifest, -order, number, log) for order, log in enumerate(logs) for number, manifest in log.checkpoints
+    ]
+    for manifest, _, number, log in sorted(candidates, key=lambda found: (found[0].id, *found[1:3]), reverse=True):
+        state, error = None, None
         try:
-            state[part.name] = parts.decode(part.kind, data)
+            state = _load(log.store, manifest, reader)
+        except CorruptCheckpointError as corrupt:
+            error = corrupt
+        if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
+            error = CorruptCheckpointError("another rank cannot load its parts")
+        if error is None and state is not None:
+            return Checkpoint(manifest, state), tuple(skipped), False
+        log.refresh()
+        if reader.agree is None and number not in {n for n, _ in log.checkpoints}:
+            return None, (), True
+        skipped.append(Skipped(f"{log.where} {manifest.name}", str(error)))
+    return None, tuple(skipped), False
+
+
+def _load(store: ObjectStore, manifest: Manifest, reader: Reader) -> dict[str, Any]:
+    """The values of the parts that are this reader's, after all that make the checkpoint valid are verified."""
+    foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
+    if foreign and not reader.other_world:
+        raise CheckpointError(
+            f"{store.uri('')} {manifest.name} has parts of each of {manifest.world_size} ranks, and this gang has "
+            f"{reader.world_size}: give other_world=True to load it without them"
+        )
+    mine = manifest.parts_of(-1 if foreign else reader.rank)
+    if reader.agree is None:
+        for part in manifest.parts:
+            if part not in mine:
+                fetch_part(store, part)
+    state: dict[str, Any] = {}
+    for part in mine:
+        data = fetch_part(store, part)
+        try:
+            state[part.name] = parts.decode(part.kind, data, reader.trusted, name=part.name)
         except CorruptCheckpointError as error:
-            raise CorruptCheckpointError(f"{part.file}: {error}") from error
-    return Checkpoint(manifest, state)
+            raise CorruptCheckpointError(f"{part.key}: {error}") from error
+    return state
 
 
-def read_latest(root: Path) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
-    """The newest valid checkpoint in `root`, if any, and what was passed over to find it, each with a warning.
+def fetch_part(store: ObjectStore, part: Part) -> memoryview:
+    """A part's content, writable, of the right size and checksum. Pieces are checked while the next ones are fetched.
 
     Raises:
+        CorruptCheckpointError: it is missing, or not what was committed.
+        CheckpointError: it cannot be read for another reason.
+    """
+    algorithm, _, expected = part.checksum.partition(":")
+    digest = checksums.digest(algorithm)
+    content = _buffer(part.size_bytes)
+    with readable(part.key):
+        if not part.size_bytes and store.size(part.key) != 0:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+        with Workers(min(_FETCHES, 1 + part.size_bytes // _PIECE_BYTES)) as workers:
+            pieces = [content[start : start + _PIECE_BYTES] for start in range(0, part.size_bytes, _PIECE_BYTES)]
+            fetched = [
+                workers.submit(store.fetch, part.key, piece, index * _PIECE_BYTES) for index, piece in enumerate(pieces)
+            ]
+            for piece, done in zip(pieces, fetched, strict=True):
+                if done.result() != len(piece):
+                    raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+                digest.update(piece)
+        if store.size(part.key) != part.size_bytes:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+    if digest.hexdigest() != expected:
+        raise CorruptCheckpointError(f"{part.key} does not match its checksum")
+    return content
+
+
+def _buffer(size_bytes: int) -> memoryview:
+    """Writable memory. Large ones are mapped, so that Python does not fill them with zeros first.
+
+    As private memory, which costs half as much to touch as shared memory, mmap's default.
+    """
+    if size_bytes < _MAPPED_BYTES:
+        return memoryview(bytearray(size_bytes))
+    return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
+    """The valid checkpoints in `root` (a path, a URI, or a store), newest first; none if nothing is there.
+
+    Valid: its record matches its checksum, and every part of every rank is there in its size; with `verify`, each
+    part's checksum is computed too. Changes nothing and needs no claim: it is how an observer, such as the scheduler,
+    looks at a root.
+
+    Raises:
+        ValueError: `root` is no root's address.
         CheckpointError: something cannot be read for another reason than being damaged.
     """
+    store = open_root(root) if isinstance(root, str | os.PathLike) else root
+    log = Log(store)
     for _ in range(_RELISTS):
-        skipped: list[Skipped] = []
-        for identity in checkpoint_ids(root):
+        log.refresh()
+        with readable(f"{log.where}/parts"):
+            sizes = {info.key: info.size_bytes for info in store.list("parts/")} if log.checkpoints else {}
+        found = [manifest for _, manifest in log.checkpoints if _whole(store, manifest.parts, sizes, verify)]
+        before = [number for number, _ in log.checkpoints]
+        if len(found) == len(before):
+            return found
+        log.refresh()
+        if {number for number, _ in log.checkpoints} >= set(before):
+            return found
+        # A writer committed a newer one and removed an old one meanwhile: look again.
+    raise _outrun(log)
+
+
+def _outrun(log: Log) -> CheckpointError:
+    return CheckpointError(f"{log.where}: checkpoints were removed faster than they could be read; keep more of them")
+
+
+def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], verify: bool) -> bool:
+    for part in wanted:
+        if sizes.get(part.key) != part.size_bytes:
+            return False
+        if verify:
             try:
-                found = _read(root, identity)
-            except CorruptCheckpointError as error:
-                if not (root / identity.name).exists():
-                    break  # As above.
-                skipped.append(Skipped(identity.name, str(error)))
-            else:
-                return found, _warned(root, skipped)
-        else:
-            return None, _warned(root, skipped)
-    raise _outrun(root)
-
-
-def _warned(root: Path, skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    for entry in skipped:
-        message = f"{root}: checkpoint {entry.name} is passed over: {entry.reason}"
-        warnings.warn(message, CheckpointWarning, stacklevel=4)
-    return tuple(skipped)
+                fetch_part(store, part)
+            except CorruptCheckpointError:
+                return False
+    return True

@@ -1,261 +1,360 @@
-"""Writing to a folder of checkpoints: claims, drafts and commits.
+"""Writing to a root: claims, parts, shards of a gang, commits, and the removal of old checkpoints.
 
-Drafts are written without the lock. What decides, the claim of an attempt and the rename that commits, happens under
-one file lock, so that each commit comes either before a newer attempt's claim, and its checkpoint is then that
-attempt's to load, or after it, and is refused.
+Parts are put first, each under a key that no other save uses; then the manifest becomes a record of the log, which is
+the commit. Each rank of a gang puts its parts and a shard record that lists them; rank 0 waits for all shards and
+commits them in one manifest.
 """
 
-import errno
-import fcntl
-import hashlib
-import json
-import os
-import re
+import contextlib
 import secrets
-import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from mizzen.checkpoint import checksums
+from mizzen.checkpoint.copying import copy_parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
-from mizzen.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Part
+from mizzen.checkpoint.log import Log, claim
+from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
-from mizzen.checkpoint.reading import checkpoint_ids, read_manifest
+from mizzen.objects.store import MissingObject, ObjectStore
+from mizzen.objects.workers import Workers
 
-FENCE_FILE = "fence"
-LOCK_FILE = ".lock"
-LOCK_TIMEOUT_S = 60.0
-"""Commits and claims hold the lock for milliseconds; who holds it for longer is frozen."""
+SHARD_TIMEOUT_S = 600.0
+"""How long a rank waits for the others."""
 
-_DRAFT = re.compile(r"\.draft-a(\d+)-[0-9a-f]+")
-_TRASH = ".trash-"
+_SHORTEST_POLL_S = 0.002
+_LONGEST_POLL_S = 0.25
+_PUTS = 4
+"""Parts that are put at the same time."""
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
+"""Part name to kind and content."""
 
 
-def write_synced(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
-    """Write a new file and make its content durable. Returns its size in bytes and its sha256."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with open(path, "xb", buffering=0) as file:
-        for chunk in chunks:
-            view = memoryview(chunk)
-            digest.update(view)
-            size_bytes += view.nbytes
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    return size_bytes, digest.hexdigest()
+@dataclass(frozen=True)
+class Gang:
+    """Which process of how many this is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size={self.world_size}: must be at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank={self.rank}: must be from 0 to {self.world_size - 1}")
 
 
-@contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the folder's lock.
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay: the newest `keep`, and those of steps that `every_steps` divides (None: no others)."""
 
-    Raises:
-        CheckpointError: another process holds it for longer than `LOCK_TIMEOUT_S`.
-    """
-    handle = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    message = f"{root / LOCK_FILE}: held by another process for more than {LOCK_TIMEOUT_S:.0f} s"
-                    raise CheckpointError(message) from None
-                time.sleep(0.01)
+    keep: int = 2
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep}: at least 1 checkpoint must be kept")
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ValueError(f"keep_every={self.every_steps}: must be 1 step or more")
+
+    def for_good(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is never removed."""
+        return self.every_steps is not None and step % self.every_steps == 0
+
+
+@dataclass
+class Writer:
+    """One process that saves to one root. Made by `open_writer`; used by one thread at a time."""
+
+    log: Log
+    attempt: int
+    gang: Gang
+    retention: Retention
+    algorithm: str
+    shard_timeout_s: float = SHARD_TIMEOUT_S
+    _saves: int = 0
+    _samples: dict[str, bytes] = field(default_factory=dict)
+    """A few bytes of each part as it was saved last: parts in which they differ have changed."""
+
+    @property
+    def _store(self) -> ObjectStore:
+        return self.log.store
+
+    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
+        """Put the parts and commit them as a checkpoint, durably; then remove what retention does not keep.
+
+        Args:
+            step: number of steps done.
+            encoded: the parts. Those that are every rank's are put by rank 0 only.
+            mine: names of the parts that are this rank's own.
+            save: number of the save; a greater one is taken where the root has had it.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
+            CheckpointError: another rank has not written in time, or the log cannot be read.
+            Exception: the store's own; the earlier checkpoints are as they were.
+        """
+        self._saves += 1
+        self.log.refresh()
+        self.log.check(self.attempt)
+        nonce = secrets.token_hex(4)
+        folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
+        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{self._saves:06d}/"
+        undecided = False
+        self._make_room()
         try:
+            written = self._put_parts(folder, encoded, mine)
+            if not self.gang.rank:
+                every = written + self._shards(meeting)
+                undecided = True
+                manifest = self._commit(step, every, save, nonce)
+        except BaseException as error:
+            # Where it is not known whether the record was created, its parts must stay.
+            if not undecided or isinstance(error, StaleAttemptError):
+                with _tolerated(f"{self.log.where}: the parts of a failed save could not be removed"):
+                    self._remove([info.key for info in self._store.list(f"{folder}/")])
+            raise
+        # From here on a newer attempt may have loaded these parts, and name them in a checkpoint of its own.
+        if self.gang.rank:
+            self._store.put(f"{meeting}r{self.gang.rank:04d}.json", Shard(self.gang.rank, written).to_bytes())
+            return self._committed(step, written)
+        self.log.refresh()
+        if self.log.attempt > self.attempt:
+            self._withdraw(manifest, folder)
+        self.log.check(self.attempt)
+        with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
+            self._remove(f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size))
+            self._prune()
+        return manifest
+
+    def _make_room(self) -> None:
+        """Let the machine's memory forget the checkpoints that this save will remove.
+
+        What is written then finds pages at hand. To grow the cache instead took a save of 1 GiB twice as long.
+        """
+        going: list[Manifest] = []
+        staying: list[Manifest] = []
+        for place, (_, manifest) in enumerate(self.log.checkpoints, start=1):
+            stays = place < self.retention.keep or self.retention.for_good(manifest.step)
+            (staying if stays else going).append(manifest)
+        for key in _only_of(going, staying):
+            self._store.forget(key)
+
+    def _put_parts(self, folder: str, encoded: Encoded, mine: Sequence[str]) -> tuple[Part, ...]:
+        newest = self.log.checkpoints[:1]
+        before = {(part.name, part.rank): part for _, manifest in newest for part in manifest.parts}
+        own = {name for name in encoded if name in mine}
+        names = [name for name in encoded if name in own or not self.gang.rank]
+        with Workers(_PUTS) as puts, Workers(_PUTS) as digests:
+
+            def put(name: str) -> Part:
+                kind, chunks = encoded[name]
+                rank = self.gang.rank if name in own else None
+                size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
+                found = digests.submit(checksums.checksum, self.algorithm, chunks)
+                sample = _sample(chunks, size_bytes)
+                known = before.get((name, rank))
+                like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sample
+                # Perhaps it has not changed: then the checksum says so, and nothing is put.
+                if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
+                    return Part(name, known.key, kind, size_bytes, known.checksum, rank)
+                self._samples[name] = sample
+                key = f"{folder}/{file_name(name, kind)}"
+                self._store.put(key, chunks)
+                return Part(name, key, kind, size_bytes, found.result(), rank)
+
+            return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
+
+    def _shards(self, meeting: str) -> tuple[Part, ...]:
+        """What the other ranks have put, once all have."""
+        missing = set(range(1, self.gang.world_size))
+        found: dict[int, tuple[Part, ...]] = {}
+        for _ in self._until(lambda: f"rank {min(missing)} has not written its shard {meeting}"):
+            for rank in sorted(missing):
+                with contextlib.suppress(MissingObject, CorruptCheckpointError):
+                    shard = parse(self._store.get(f"{meeting}r{rank:04d}.json"))
+                    if isinstance(shard, Shard) and shard.rank == rank:
+                        found[rank] = shard.parts
+                        missing.remove(rank)
+            if not missing:
+                break
+        return tuple(part for rank in sorted(found) for part in found[rank])
+
+    def _committed(self, step: int, written: tuple[Part, ...]) -> Manifest:
+        """The manifest that rank 0 has committed this rank's parts with, once it has."""
+        own = set(written)
+        for _ in self._until(lambda: f"rank 0 has not committed the checkpoint of step {step}"):
+            for _, manifest in self.log.checkpoints:
+                if manifest.id.attempt == self.attempt and manifest.step == step and own <= set(manifest.parts):
+                    return manifest
+        raise AssertionError("unreachable")
+
+    def _until(self, what: Callable[[], str]) -> Iterator[None]:
+        """Come back again and again, and look at the log each time.
+
+        Raises:
+            CheckpointError: it has taken too long.
+            StaleAttemptError: a newer attempt has claimed the root meanwhile.
+        """
+        deadline_s = time.monotonic() + self.shard_timeout_s
+        poll_s = _SHORTEST_POLL_S
+        while True:
             yield
-        finally:
-            # Not left to close(): a forked child may share the handle.
-            fcntl.flock(handle, fcntl.LOCK_UN)
-    finally:
-        os.close(handle)
+            if time.monotonic() > deadline_s:
+                raise CheckpointError(f"{self.log.where}: {what()} within {self.shard_timeout_s:g} s")
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, _LONGEST_POLL_S)
+            self.log.refresh()
+            self.log.check(self.attempt)
+
+    def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
+        while True:
+            self.log.check(self.attempt)
+            identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
+            manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce)
+            if self.log.append(manifest):
+                return manifest
+            self.log.advance()
+
+    def adopt(self, source: ObjectStore, manifest: Manifest) -> None:
+        """Commit a checkpoint that another root has and this one lacks, parts and all.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed the root.
+            CopyFailed: a part is not the same after it was copied.
+            Exception: the store's own.
+        """
+        copy_parts(source, self._store, manifest.parts)
+        self.log.refresh()
+        while all(known.id != manifest.id for _, known in self.log.checkpoints):
+            self.log.check(self.attempt)
+            if not self.log.append(manifest):
+                self.log.advance()
+        self.log.refresh()
+        if self.log.attempt > self.attempt:
+            self._withdraw(manifest)
+        self.log.check(self.attempt)
+        with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
+            self._prune()
+
+    def _withdraw(self, manifest: Manifest, folder: str | None = None) -> None:
+        """Remove the record of this stale writer's save if newer attempts have removed parts of it.
+
+        They had before it was created, under a number that was free again. If all parts are there it may have come
+        before them, and they may build on it: then it is a checkpoint like others, and theirs to remove.
+        """
+        with _tolerated(f"{self.log.where}: a save that came too late could not be removed"):
+            there = {info.key for info in self._store.list("parts/")}
+            if all(part.key in there for part in manifest.parts):
+                return
+            for number, known in self.log.checkpoints:
+                if known.by == manifest.by:
+                    self.log.remove(number)
+            if folder is not None:
+                self._remove(part.key for part in manifest.parts if part.key.startswith(folder))
+
+    def _prune(self) -> None:
+        """Take away what need not be kept. Damaged checkpoints do not count as kept, and go with the older ones."""
+        checkpoints = self.log.checkpoints
+        sizes = {info.key: info.size_bytes for info in self._store.list("parts/")}
+        kept: list[Manifest] = []
+        old: list[tuple[int, Manifest]] = []
+        for number, manifest in checkpoints:
+            whole = all(sizes.get(part.key) == part.size_bytes for part in manifest.parts)
+            if len(kept) < self.retention.keep:
+                # One that is damaged stays as long as older ones do: somebody may want to look at it.
+                kept += [manifest] if whole else []
+            elif not (whole and self.retention.for_good(manifest.step)):
+                old.append((number, manifest))
+        gone = {number for number, _ in old}
+        unneeded = _only_of([m for _, m in old], [m for number, m in checkpoints if number not in gone])
+        newest, said = checkpoints[0][0], checkpoints[0][1].attempt
+        # All records first: several of them may name the same part.
+        for number, _ in reversed(old):
+            self.log.remove(number)
+        self._remove(unneeded)
+        for entry in self.log.entries[::-1]:
+            # A commit says as much as the claims before it; not one of an older attempt, brought here after them.
+            older = not isinstance(entry.record, Claim) or entry.record.attempt <= said
+            if entry.number < newest and not isinstance(entry.record, Manifest) and older:
+                self.log.remove(entry.number)
+
+    def sweep(self) -> None:
+        """Remove what older attempts left unfinished: they are fenced, so nobody will name it any more."""
+        with _tolerated(f"{self.log.where}: what older attempts left could not be removed"):
+            self._store.tidy()
+            needed = {part.key for _, manifest in self.log.checkpoints for part in manifest.parts}
+            for root in ("parts", "shards"):
+                keys = [info.key for info in self._store.list(f"{root}/")]
+                self._remove(key for key in keys if key not in needed and _attempt_of(key) < self.attempt)
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        for key in sorted(keys):
+            self._store.delete(key)
 
 
-def read_fence(root: Path) -> int | None:
-    """The attempt that has claimed the folder; 0 if none has, None if the fence is damaged."""
-    try:
-        attempt = json.loads((root / FENCE_FILE).read_bytes())["attempt"]
-    except FileNotFoundError:
-        return 0
-    except (ValueError, KeyError, TypeError):
-        return None
-    return attempt if isinstance(attempt, int) else None
-
-
-def check_fence(root: Path, attempt: int) -> None:
-    """Make sure that the folder is still this attempt's.
-
-    Raises:
-        StaleAttemptError: it is not.
-    """
-    fence = read_fence(root)
-    if fence == attempt:
-        return
-    holder = "by nobody: its fence is missing or damaged" if not fence else f"by attempt {fence}"
-    raise StaleAttemptError(f"{root}: claimed {holder}; attempt {attempt} may not write here")
-
-
-def claim(root: Path, attempt: int | None) -> int:
-    """Claim the folder for `attempt`, or (None) for the next one. Several processes of an attempt may.
-
-    From then on nothing of an older attempt can be committed, and what dead writers left is gone.
+def open_writer(
+    store: ObjectStore,
+    attempt: int | None,
+    gang: Gang,
+    retention: Retention,
+    algorithm: str | None = None,
+    at_least: int = 1,
+) -> Writer:
+    """Claim the root for `attempt` (None: the next), remove what older ones left unfinished, and be ready to save.
 
     Raises:
         StaleAttemptError: a newer attempt has claimed it.
+        CheckpointError: the log cannot be read.
     """
-    _make_folder(root)
-    with locked(root):
-        fence = read_fence(root)
-        if fence is None:
-            message = f"{root / FENCE_FILE}: damaged; the newest checkpoint's attempt counts instead"
-            warnings.warn(message, CheckpointWarning, stacklevel=3)
-        newest = max([fence or 0, *(identity.attempt for identity in checkpoint_ids(root))])
-        mine = newest + 1 if attempt is None else attempt
-        if mine < newest:
-            raise StaleAttemptError(f"{root}: claimed by attempt {newest}; attempt {mine} may not write here")
-        if fence != mine:
-            temporary = root / f".{FENCE_FILE}.tmp"
-            temporary.unlink(missing_ok=True)
-            write_synced(temporary, [json.dumps({"attempt": mine, "claimed_at_s": time.time()}).encode()])
-            temporary.replace(root / FENCE_FILE)
-            sync_folder(root)
-        trash = [path for path in root.iterdir() if path.name.startswith(_TRASH)]
-        trash += [_retire(path) for path in root.iterdir() if _abandoned(path, mine)]
-    _remove(trash)
-    return mine
+    log = Log(store)
+    mine, first = claim(log, attempt, secrets.token_hex(4), at_least)
+    for entry in log.entries:
+        if entry.record is None:
+            message = f"{log.where}: record {entry.number} of the log is damaged: {entry.reason}"
+            warnings.warn(message, CheckpointWarning, stacklevel=4)
+    writer = Writer(log, mine, gang, retention, algorithm or checksums.fastest())
+    if first:
+        writer.sweep()
+    return writer
 
 
-def save(root: Path, attempt: int, step: int, encoded: dict[str, tuple[str, list[Chunk]]], keep: int) -> Manifest:
-    """Write the parts (name to kind and content), commit them as a checkpoint, then remove all but the newest `keep`.
+def _only_of(going: Iterable[Manifest], staying: Iterable[Manifest]) -> set[str]:
+    """Keys of the parts that none of those that stay needs."""
+    needed = {part.key for manifest in staying for part in manifest.parts}
+    return {part.key for manifest in going for part in manifest.parts} - needed
 
-    Raises:
-        StaleAttemptError: a newer attempt has claimed the folder; nothing was committed.
-        OSError: it could not be written, say for lack of space; the earlier checkpoints are as they were.
-    """
+
+@contextlib.contextmanager
+def _tolerated(what: str) -> Iterator[None]:
+    """Tidying that fails is tried again by the next save or claim."""
     try:
-        with _draft(root, attempt) as draft:
-            written = []
-            for name, (kind, chunks) in encoded.items():
-                file = file_name(name, kind)
-                size_bytes, sha256 = write_synced(draft / file, chunks)
-                written.append(Part(name, file, kind, size_bytes, sha256))
-            with locked(root):
-                check_fence(root, attempt)
-                manifest = _commit(root, draft, attempt, step, tuple(written))
-                trash = _prune(root, manifest.id, keep)
-    except OSError:
-        # A newer attempt's claim removes the draft under a zombie's hands.
-        check_fence(root, attempt)
-        raise
-    _remove(trash)
-    return manifest
+        yield
+    except Exception as error:
+        warnings.warn(f"{what}: {error}", CheckpointWarning, stacklevel=5)
 
 
-def _commit(root: Path, draft: Path, attempt: int, step: int, written: tuple[Part, ...]) -> Manifest:
-    number = 1 + max((identity.save for identity in checkpoint_ids(root)), default=0)
-    identity = CheckpointId(attempt=attempt, save=number, step=step)
-    manifest = Manifest(identity, created_at_s=round(time.time(), 3), parts=written)
-    write_synced(draft / MANIFEST_FILE, [manifest.to_bytes()])
-    sync_folder(draft)
-    draft.rename(root / manifest.name)
-    sync_folder(root)
-    return manifest
+def _attempt_of(key: str) -> int:
+    """The attempt in `parts/a0002/...`; one that is greater than any for what is not of this form."""
+    folder = key.split("/")[1]
+    digits = folder.removeprefix("a")
+    return int(digits) if folder.startswith("a") and digits.isdigit() else 1 << 62
 
 
-def _prune(root: Path, newest: CheckpointId, keep: int) -> list[Path]:
-    """Take away all but `newest` and the valid ones before it, `keep` together. Damaged ones do not count."""
-    trash, kept = [], 1
-    for identity in checkpoint_ids(root):
-        if identity >= newest:
-            continue
-        try:
-            valid = kept < keep and bool(read_manifest(root, identity))
-        except CorruptCheckpointError:
-            valid = False
-        except CheckpointError:
-            continue
-        kept += valid
-        # One that is damaged is kept as long as older ones are: somebody may want to look at it.
-        if not valid and kept >= keep:
-            trash.append(_retire(root / identity.name))
-    return trash
-
-
-@contextmanager
-def _draft(root: Path, attempt: int) -> Iterator[Path]:
-    """A folder to write in, which no reader looks at; gone at the end unless it was renamed."""
-    path = root / f".draft-a{attempt:04d}-{secrets.token_hex(4)}"
-    with locked(root):
-        check_fence(root, attempt)
-        path.mkdir()
-        # Held as long as its writer lives, so that a claim of the same attempt can tell a dead one's draft.
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        _try_lock(handle)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(handle)
-
-
-def _try_lock(handle: int) -> bool:
-    """Take the lock of a draft; False if its writer has it, or nobody can."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # Some network file systems cannot lock a folder: there, only a newer attempt cleans up.
-        if error.errno not in (errno.EWOULDBLOCK, errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP):
-            raise
-        return False
-    return True
-
-
-def _abandoned(path: Path, attempt: int) -> bool:
-    """Whether `path` is a draft of an older attempt, or of this one by a writer that is dead."""
-    found = _DRAFT.fullmatch(path.name)
-    if not found:
-        return False
-    if int(found[1]) != attempt:
-        return True
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return False
-    try:
-        return _try_lock(handle)
-    finally:
-        os.close(handle)
-
-
-def _retire(path: Path) -> Path:
-    """Rename, so that it is gone at once for everyone; what is left of it can then be removed at leisure."""
-    target = path.with_name(f"{_TRASH}{secrets.token_hex(4)}")
-    return path.rename(target)
-
-
-def _remove(trash: list[Path]) -> None:
-    for path in trash:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _make_folder(path: Path) -> None:
-    """Make the folder and those above it, durably."""
-    if path.is_dir():
-        return
-    _make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
+def _sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
+    """Bytes from a few places of the content."""
+    wanted = [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
+    found = []
+    start = 0
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        while wanted and wanted[0] < start + view.nbytes:
+            offset = wanted.pop(0) - start
+            found.append(bytes(view[offset : offset + _SAMPLE_BYTES]))
+        start += view.nbytes
+    return b"".join(found)

@@ -1,0 +1,60 @@
+"""What notices ask of a training: to save once more, and to leave."""
+
+import logging
+import time
+from enum import IntEnum
+
+from mizzen import notices, report
+from mizzen.notices import Notice
+
+_log = logging.getLogger(__name__)
+
+LEAD_SAVES = 3.0
+"""An end that is known ahead is told when so many saves still fit."""
+
+
+class Wish(IntEnum):
+    """What to do after a step. The ranks of a gang do the greatest that any of them wishes."""
+
+    NOTHING = 0
+    SAVE = 1
+    FLUSH = 2
+    """Save, and leave."""
+    LEAVE = 3
+    """Leave: there is no time for a save."""
+
+
+class Pressure:
+    """Decides once for each notice."""
+
+    def __init__(self) -> None:
+        self.save_s: float | None = None
+        """How long the last save took until it was durable."""
+        self._notice: Notice | None = None
+        self._wish = Wish.NOTHING
+
+    def measured(self, save_s: float) -> None:
+        """A save took so long, in seconds, until it was durable."""
+        self.save_s = save_s
+        watcher = notices.watcher()
+        if watcher is not None:
+            watcher.lead_s = max(watcher.lead_s, LEAD_SAVES * save_s)
+
+    def wish(self, saved: bool) -> Wish:
+        """What the current notice asks for now; `saved`: this very step is durable already, or being written."""
+        notice = notices.current()
+        if notice is None:
+            return Wish.NOTHING
+        if notice is not self._notice:
+            self._notice = notice
+            decision = notices.decide(notice, self.save_s, now_s=time.time())
+            certain = Wish.FLUSH if decision.flush else Wish.LEAVE
+            self._wish = certain if notice.certain else Wish.SAVE
+            _log.warning("%s", decision.why)
+            report.noticed(notice, decision.why)
+        wish = self._wish
+        if wish is Wish.SAVE:
+            # Advice is followed once; the training goes on.
+            self._wish = Wish.NOTHING
+            return Wish.NOTHING if saved else wish
+        return wish

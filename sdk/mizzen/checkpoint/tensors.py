@@ -1,0 +1,207 @@
+"""numpy arrays and torch tensors as bytes with a type and a shape, and back. Neither library is imported to save.
+
+Types that safetensors files have not are stored as one that they have, and the tree says which they were:
+
+| numpy or torch type | in the file |
+| --- | --- |
+| complex64, complex128 | F32, F64 with one more axis of length 2: real and imaginary part |
+| float8_e8m0fnu, float8_e4m3fnuz, float8_e5m2fnuz | U8, the same bits |
+"""
+
+import ctypes
+import math
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pickle import PickleBuffer
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, StateError
+from mizzen.objects.store import Chunk
+
+Library: TypeAlias = Literal["numpy", "torch"]
+
+WIDTHS = {
+    "BOOL": 1,
+    "I8": 1,
+    "I16": 2,
+    "I32": 4,
+    "I64": 8,
+    "U8": 1,
+    "U16": 2,
+    "U32": 4,
+    "U64": 8,
+    "F16": 2,
+    "F32": 4,
+    "F64": 8,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+"""Bytes of one element of each type that a file has."""
+
+_NUMPY = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_TORCH = _NUMPY | {
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_PAIRS = {"complex64": "F32", "complex128": "F64"}
+# Some readers of the format do not know these.
+_BITS = {"float8_e8m0fnu": "U8", "float8_e4m3fnuz": "U8", "float8_e5m2fnuz": "U8"}
+_NATIVE = {"numpy": _NUMPY, "torch": _TORCH}
+_STORED_AS = {"numpy": _NUMPY | _PAIRS, "torch": _TORCH | _PAIRS | _BITS}
+_NAMES: dict[Library, dict[str, str]] = {
+    "numpy": {tag: name for name, tag in _NUMPY.items()},
+    "torch": {tag: name for name, tag in _TORCH.items()},
+}
+NUMPY_TYPES = frozenset(_STORED_AS["numpy"])
+"""Types of numpy, by name, whose arrays and scalars are stored."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it is in a file."""
+
+    library: Library
+    """Whose object it was and will be."""
+    dtype: str
+    """Type in the file, one of `WIDTHS`."""
+    shape: tuple[int, ...]
+    """Shape in the file, that of a complex one with its axis of pairs."""
+    was: str | None
+    """The type's name in its library where the file's does not say it."""
+    data: Chunk
+    """Its elements in C order, little endian: the live memory where that has this form already."""
+    identity: Hashable
+    """Equal for objects that are the same elements of the same memory, as tied weights are."""
+
+
+def loaded(name: str) -> Any:
+    """The module `name` if somebody has imported it, else None: without it there is nothing of it to store."""
+    return sys.modules.get(name)
+
+
+def stored(where: str, value: Any) -> Stored | None:
+    """How an array or a tensor is stored; None if `value` is neither. `where` names it in errors.
+
+    Raises:
+        StateError: it is of a type or layout that is not stored.
+    """
+    numpy, torch = loaded("numpy"), loaded("torch")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _of_array(where, value)
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_tensor(where, value, torch)
+    return None
+
+
+def _of_array(where: str, array: Any) -> Stored:
+    name = array.dtype.name
+    _check_type(where, "numpy", name, str(array.dtype))
+    # Copies only what is not in C order or of the other byte order.
+    flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    interface = array.__array_interface__
+    place = interface["data"][0] if array.size else id(array)
+    return Stored(
+        library="numpy",
+        dtype=_STORED_AS["numpy"][name],
+        shape=_file_shape(name, array.shape),
+        was=None if name in _NUMPY else name,
+        data=PickleBuffer(flat).raw() if array.size else b"",
+        identity=("numpy", place, array.shape, array.strides, array.dtype.str),
+    )
+
+
+def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
+    if hasattr(tensor, "__tensor_flatten__") or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = type(tensor).__name__ if hasattr(tensor, "__tensor_flatten__") else str(tensor.layout)
+        raise StateError(f"{where}: a tensor of {kind} is not stored; give plain strided tensors, such as its parts")
+    if tensor.device.type == "meta":
+        raise StateError(f"{where}: a tensor on the device 'meta' has no values to store")
+    name = str(tensor.dtype).removeprefix("torch.")
+    _check_type(where, "torch", name, str(tensor.dtype))
+    # Copies only what is on another device, not in C order, or a lazy conjugate or negative.
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    place = tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+    signs = (tensor.is_conj(), tensor.is_neg())
+    where_in = (str(tensor.device), place, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return Stored(
+        library="torch",
+        dtype=_STORED_AS["torch"][name],
+        shape=_file_shape(name, tuple(tensor.shape)),
+        was=None if name in _TORCH else name,
+        data=_memory(flat),
+        identity=("torch", *where_in, name, signs),
+    )
+
+
+def _memory(tensor: Any) -> Chunk:
+    """The memory of a contiguous tensor on the CPU, which it keeps alive. Not through numpy: that may not be there."""
+    size_bytes = tensor.numel() * tensor.element_size()
+    if not size_bytes:
+        return b""
+    memory = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return PickleBuffer(memory).raw()
+
+
+def _check_type(where: str, library: Library, name: str, shown: str) -> None:
+    if name not in _STORED_AS[library]:
+        kind = "arrays" if library == "numpy" else "tensors"
+        raise StateError(f"{where}: {kind} of {shown} are not stored; one of {', '.join(_STORED_AS[library])} is")
+
+
+def _file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 2) if name in _PAIRS else shape
+
+
+def library_of(name: Library, part: str) -> Any:
+    """Import numpy or torch, to give back what was theirs.
+
+    Raises:
+        CheckpointError: it is not installed.
+    """
+    try:
+        return __import__(name)
+    except ImportError as error:
+        what = "numpy arrays" if name == "numpy" else "torch tensors"
+        raise CheckpointError(f"{part} holds {what}: install {name} to load it (pip install {name})") from error
+
+
+def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, data: memoryview, part: str) -> Any:
+    """The array or tensor (on the CPU) that `Stored` describes, as a writable view of `data`.
+
+    Raises:
+        CheckpointError: its library is not installed.
+        CorruptCheckpointError: type, shape and size do not fit together.
+    """
+    if was is not None and _STORED_AS[library].get(was) != dtype:
+        raise CorruptCheckpointError(f"a tensor of {dtype} cannot have been {library}'s {was}")
+    if dtype not in _NATIVE[library].values() or math.prod(shape) * WIDTHS[dtype] != data.nbytes:
+        raise CorruptCheckpointError(f"a tensor of {library}, {dtype}, {shape} does not have {data.nbytes} bytes")
+    module = library_of(library, part)
+    if library == "numpy":
+        array = module.frombuffer(data, module.dtype(_NAMES["numpy"][dtype]).newbyteorder("<"))
+        return array.view(was).reshape(shape[:-1]) if was else array.reshape(shape)
+    native = getattr(module, _NAMES["torch"][dtype])
+    # An empty buffer is refused by frombuffer.
+    tensor = module.frombuffer(data, dtype=native) if data.nbytes else module.empty(0, dtype=native)
+    tensor = tensor.reshape(shape)
+    if was in _PAIRS:
+        return module.view_as_complex(tensor)
+    return tensor.view(getattr(module, was)) if was else tensor

@@ -1,0 +1,209 @@
+"""Trees of Python values as JSON, with the tensors and bytes in them set aside. Nothing in it can run code at a load.
+
+What JSON has is written as it is. All else is an object with one key that begins with `$`:
+
+| value | written as |
+| --- | --- |
+| a dict whose keys are not all strings, or that looks like one of these | `{"$dict": [[key, value], ...]}` |
+| tuple | `{"$tuple": [...]}` |
+| collections.Counter | `{"$counter": [[key, count], ...]}` |
+| nan, inf, -inf | `{"$float": "nan"}` |
+| an integer of more than 1024 bits | `{"$int": "0x..."}` |
+| complex | `{"$complex": [real, imaginary]}` |
+| a numpy scalar | `{"$scalar": [type, bytes in hexadecimal, little endian]}` |
+| bytes, bytearray, memoryview | `{"$bytes": name}`, a tensor of U8 |
+| numpy array, torch tensor | `{"$numpy": name}`, `{"$torch": name}`, or `[name, type]` where the file's type differs |
+
+Tensors are named by their path (`layer/weight`). Dicts keep their order. A dict of another class comes back as a dict,
+a named tuple as a tuple, a bytearray as bytes. What is the same memory twice, such as tied weights, is stored once and
+comes back as one object.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
+from mizzen.checkpoint.tensorfile import METADATA
+from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, loaded, rebuilt, stored
+from mizzen.objects.store import Chunk
+
+_WIDE_BITS = 1024
+"""Beyond some thousand digits Python refuses decimal integers."""
+# An enumeration's str() is its name, not its value.
+_PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int, float: float, list: list}
+_LIBRARIES: dict[str, Library] = {"$numpy": "numpy", "$torch": "torch"}
+
+Tensors = dict[str, tuple[str, list[int], memoryview]]
+"""Name to type, shape and bytes, as `tensorfile.unpack` gives them."""
+
+
+def flatten(part: str, value: Any) -> tuple[str, dict[str, Stored]]:
+    """The tree of the part `part` as JSON text, and what was set aside, by name.
+
+    Raises:
+        StateError: something in it is not stored; the message says where it is.
+    """
+    walk = _Flattening(part)
+    try:
+        return json.dumps(walk.written(value, ()), separators=(",", ":"), allow_nan=False), walk.tensors
+    except RecursionError:
+        raise StateError(f"part {part!r}: contains itself, or is nested too deeply to be stored") from None
+
+
+def restore(part: str, text: str | bytes | bytearray, tensors: Tensors) -> Any:
+    """The value that `flatten` was given. Arrays and tensors are views of `tensors`' bytes.
+
+    Raises:
+        CheckpointError: it holds arrays or tensors of a library that is not installed.
+        CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: it is no such tree.
+    """
+    return _Restoring(part, tensors).read(json.loads(text))
+
+
+class _Flattening:
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.tensors: dict[str, Stored] = {}
+        self._seen: dict[Any, str] = {}
+        self._alive: list[Any] = []
+
+    def written(self, value: Any, path: tuple[str, ...]) -> Any:
+        """The JSON form of a value."""
+        kind = type(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if value.bit_length() <= _WIDE_BITS else {"$int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if kind is list:
+            return self._items(value, path)
+        if kind is dict:
+            return self._mapping(value, path)
+        where = f"part {self.part!r}" + (f" at {'/'.join(path)}" if path else "")
+        if found := stored(where, value):
+            name = self._set_aside(found, path, value)
+            return {f"${found.library}": name if found.was is None else [name, found.was]}
+        return self._other(where, value, path)
+
+    def _other(self, where: str, value: Any, path: tuple[str, ...]) -> Any:
+        """The rarer ones; among them subclasses of the types above, which come back as those."""
+        numpy = loaded("numpy")
+        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.name in NUMPY_TYPES:
+            little = value.astype(value.dtype.newbyteorder("<"))
+            return {"$scalar": [value.dtype.name, little.tobytes().hex()]}
+        if isinstance(value, bytes | bytearray | memoryview):
+            data: Chunk = memoryview(value).cast("B") if memoryview(value).c_contiguous else bytes(value)
+            return {"$bytes": self._set_aside(_of_bytes(data, id(value)), path, value)}
+        if isinstance(value, Counter):
+            return {"$counter": self._pairs(value, path)}
+        if isinstance(value, Mapping):
+            return self._mapping(value, path)
+        if isinstance(value, tuple):
+            return {"$tuple": self._items(value, path)}
+        if isinstance(value, complex):
+            return {"$complex": [self.written(value.real, path), self.written(value.imag, path)]}
+        for plain, convert in _PLAIN.items():
+            if isinstance(value, plain):
+                return self.written(convert(value), path)
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        known = "numbers, strings, bytes, lists, tuples, dicts, numpy arrays and torch tensors"
+        raise StateError(f"{where}: {name} is not stored; give {known}, or as a part of its own Pickled(value)")
+
+    def _items(self, values: Any, path: tuple[str, ...]) -> list[Any]:
+        return [self.written(item, (*path, str(index))) for index, item in enumerate(values)]
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        plain = all(type(key) is str for key in value)
+        if plain and not (len(value) == 1 and next(iter(value)).startswith("$")):
+            return {key: self.written(item, (*path, key)) for key, item in value.items()}
+        return {"$dict": self._pairs(value, path)}
+
+    def _pairs(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> list[Any]:
+        pairs = []
+        for key, item in value.items():
+            if not isinstance(key, str | int | float | bool | bytes | tuple | None):
+                where = f"part {self.part!r}" + (f" at {'/'.join(path)}" if path else "")
+                kind = f"{type(key).__module__}.{type(key).__qualname__}"
+                raise StateError(f"{where}: the key {key!r} is {kind}; keys are strings, numbers, None, bytes, tuples")
+            below = (*path, str(key))
+            pairs.append([self.written(key, below), self.written(item, below)])
+        return pairs
+
+    def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
+        """The name under which it is in the file."""
+        # An identity is a place in memory: it must not be used again, for something else, while this goes on.
+        self._alive.append(value)
+        if tensor.identity in self._seen:
+            return self._seen[tensor.identity]
+        keys = (key.replace("~", "~0").replace("/", "~1") for key in path)
+        # Other readers take no lone surrogates and no metadata for a tensor; 1 and "1" may both be keys.
+        base = "/".join(keys).encode("utf-8", "backslashreplace").decode() or "value"
+        name, number = base, 1
+        while name in self.tensors or name == METADATA:
+            number += 1
+            name = f"{base}~{number}"
+        self.tensors[name] = tensor
+        self._seen[tensor.identity] = name
+        return name
+
+
+def _of_bytes(data: Chunk, place: int) -> Stored:
+    return Stored("numpy", "U8", (len(data),), None, data, ("bytes", place, len(data)))
+
+
+class _Restoring:
+    def __init__(self, part: str, tensors: Tensors) -> None:
+        self.part = f"part {part!r}"
+        self.tensors = tensors
+        self._made: dict[str, Any] = {}
+
+    def read(self, written: Any) -> Any:
+        """The value of a JSON form."""
+        if isinstance(written, list):
+            return [self.read(item) for item in written]
+        if not isinstance(written, dict):
+            return written
+        if len(written) == 1:
+            ((tag, content),) = written.items()
+            if tag.startswith("$"):
+                return self._tagged(tag, content)
+        return {key: self.read(item) for key, item in written.items()}
+
+    def _tagged(self, tag: str, content: Any) -> Any:
+        match tag:
+            case "$dict":
+                return {self.read(key): self.read(item) for key, item in content}
+            case "$counter":
+                return Counter({self.read(key): self.read(item) for key, item in content})
+            case "$tuple":
+                return tuple(self.read(item) for item in content)
+            case "$float":
+                return float(content)
+            case "$int":
+                return int(content, 16)
+            case "$complex":
+                return complex(*(self.read(item) for item in content))
+            case "$scalar":
+                numpy = library_of("numpy", self.part)
+                name, text = content
+                if name not in NUMPY_TYPES:
+                    raise CorruptCheckpointError(f"a numpy scalar of {name!r} is not known to this version")
+                dtype = numpy.dtype(name).newbyteorder("<")
+                return numpy.frombuffer(bytes.fromhex(text), dtype).astype(dtype.newbyteorder("="))[0]
+            case "$bytes":
+                return self._once(content, lambda: bytes(self.tensors[content][2]))
+            case "$numpy" | "$torch":
+                name, was = (content, None) if isinstance(content, str) else content
+                dtype, shape, data = self.tensors[name]
+                library = _LIBRARIES[tag]
+                return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
+        raise CorruptCheckpointError(f"its tree has {tag!r}, which this version does not know")
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]

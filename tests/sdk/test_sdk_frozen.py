@@ -1,0 +1,122 @@
+"""A writer that was frozen in a save and goes on after a newer attempt: it is refused, and destroys nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mizzen.checkpoint import Checkpointer, StaleAttemptError, list_committed
+from mizzen.checkpoint.writing import Encoded, Gang, Retention, Writer, open_writer
+from mizzen.objects.files import FileStore
+
+
+class Frozen(FileStore):
+    """A folder in which something else happens just before or just after a record is created."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.before: Callable[[], None] | None = None
+        self.after: Callable[[], None] | None = None
+
+    def create(self, key: str, body: bytes) -> bool:
+        """See `ObjectStore.create`."""
+        before, self.before = self.before, None
+        if before is not None:
+            before()
+        made = super().create(key, body)
+        after, self.after = self.after, None
+        if after is not None:
+            after()
+        return made
+
+
+def _encoded(step: int) -> Encoded:
+    return {"model": ("bytes", [b"model %d" % step]), "tokens": ("bytes", [b"always the same"])}
+
+
+def _writer(store: FileStore, keep: int = 2, **gang: int) -> Writer:
+    return open_writer(store, None, Gang(**gang), Retention(keep))
+
+
+def test_a_commit_before_the_newer_claim_stays(tmp_path: Path) -> None:
+    """Frozen after its record was created: the successor builds on that checkpoint, and it is whole afterwards."""
+    store = Frozen(tmp_path)
+    old = _writer(store)
+    old.write(1, _encoded(1))
+
+    def succeed() -> None:
+        new = _writer(FileStore(tmp_path))
+        assert [m.step for m in list_committed(tmp_path, verify=True)] == [2, 1]
+        new.write(3, _encoded(3))
+
+    store.after = succeed
+    with pytest.raises(StaleAttemptError):
+        old.write(2, _encoded(2))
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [3, 2]
+
+
+def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
+    """Frozen before its record was created, whose number is free again later: nothing that is not whole stays."""
+    store = Frozen(tmp_path)
+    old = _writer(store)
+    old.write(1, _encoded(1))
+
+    def succeed() -> None:
+        new = _writer(FileStore(tmp_path))
+        new.write(3, _encoded(3))
+        new.write(4, _encoded(4))
+
+    store.before = succeed
+    with pytest.raises(StaleAttemptError):
+        old.write(2, _encoded(2))
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [4, 3]
+    assert len(list((tmp_path / "log").iterdir())) == 2, "a record of what is not there"
+
+
+def test_a_rank_that_waits_leaves_what_rank_0_has_committed(tmp_path: Path) -> None:
+    """Rank 1, frozen while it waits, finds a newer attempt: its parts are of a commit that came before that."""
+    first = open_writer(FileStore(tmp_path), 1, Gang(0, 2), Retention())
+
+    class Waits(FileStore):
+        def put(self, key: str, body: object) -> None:
+            super().put(key, body)  # type: ignore[arg-type]
+            if key.startswith("shards/"):
+                first.write(1, _encoded(1), ["model"])
+                open_writer(FileStore(tmp_path), 2, Gang(0, 2), Retention())
+
+    second = open_writer(Waits(tmp_path), 1, Gang(1, 2), Retention())
+    with pytest.raises(StaleAttemptError):
+        second.write(1, _encoded(1), ["model"])
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [1]
+
+
+def test_two_roots_count_their_attempts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local root that was claimed more often than the far one does not hide what another machine has saved since."""
+    monkeypatch.setenv("MIZZEN_PLATFORM", "sigterm")
+    far, here, there = (tmp_path / name for name in ("far", "here", "there"))
+    for _ in range(2):
+        Checkpointer(here)
+    Checkpointer(far, local=here).save(1, {"x": 1})
+    Checkpointer(far, local=there).save(2, {"x": 2})
+    found = Checkpointer(far, local=here).load_latest()
+    assert found is not None and found.step == 2
+
+
+def test_no_record_names_a_part_that_is_removed(tmp_path: Path) -> None:
+    """Also where several old checkpoints go at once, and share a part that has not changed."""
+    first = _writer(FileStore(tmp_path), keep=3)
+    for step in (1, 2, 3):
+        first.write(step, _encoded(step))
+    removed = []
+
+    class Looks(FileStore):
+        def delete(self, key: str) -> None:
+            super().delete(key)
+            if key.startswith("parts/"):
+                removed.append(key)
+                records = [path.read_text() for path in (tmp_path / "log").iterdir()]
+                assert not any(f'"{key}"' in record for record in records), key
+
+    _writer(Looks(tmp_path), keep=1).write(4, _encoded(4))
+    assert len(removed) == 4
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [4]

@@ -1,0 +1,171 @@
+"""Sharded checkpoints: every rank writes its parts, rank 0 commits, and all load the same one."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen.checkpoint import (
+    Checkpoint,
+    Checkpointer,
+    CheckpointError,
+    CheckpointWarning,
+    StaleAttemptError,
+    list_committed,
+)
+
+WORLD = 3
+
+
+def gang(root: object, attempt: int = 1, world_size: int = WORLD, **given: Any) -> list[Checkpointer]:
+    """The checkpointers of all ranks of a gang."""
+    return [
+        Checkpointer(str(root), attempt=attempt, sharded=True, rank=rank, world_size=world_size, **given)
+        for rank in range(world_size)
+    ]
+
+
+def state(rank: int, step: int) -> dict[str, Any]:
+    return {"model": np.full(5000, step), "rng": [rank, step], "data": {"position": 100 * rank + step}}
+
+
+def together(ranks: list[Checkpointer], work: Callable[[Checkpointer, int], Any]) -> list[Any]:
+    """Let all ranks work at the same time; what each returned or raised."""
+    found: list[Any] = [None] * len(ranks)
+
+    def one(rank: int) -> None:
+        try:
+            found[rank] = work(ranks[rank], rank)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def save(step: int, *, asynchronous: bool = False) -> Callable[[Checkpointer, int], Any]:
+    def work(checkpointer: Checkpointer, rank: int) -> Any:
+        if asynchronous:
+            return checkpointer.save_async(step, state(rank, step), own={"rng", "data"}).wait()
+        return checkpointer.save(step, state(rank, step), own={"rng", "data"})
+
+    return work
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_each_rank_gets_its_own_parts_back(
+    tmp_path: Path, kind: str, asynchronous: bool, request: pytest.FixtureRequest
+) -> None:
+    """All ranks return the one manifest, which names the shared parts once and each rank's own; each loads its own."""
+    root = str(tmp_path) if kind == "file" else request.getfixturevalue("s3_url")
+    ranks = gang(root)
+    for step in (1, 2, 3):
+        manifests = together(ranks, save(step, asynchronous=asynchronous))
+        assert manifests[0].world_size == WORLD
+        assert manifests == [manifests[0]] * WORLD
+        names = [(part.name, part.rank) for part in manifests[0].parts]
+        own = [(name, rank) for rank in range(WORLD) for name in ("data", "rng")]
+        assert sorted(names, key=str) == sorted([("model", None), *own], key=str)
+    assert [m.step for m in list_committed(root, verify=True)] == [3, 2]
+    for rank, found in enumerate(together(gang(root, 2), lambda c, _: c.load_latest())):
+        assert isinstance(found, Checkpoint), found
+        assert found.state["model"].tolist() == [3] * 5000
+        assert (found.state["rng"], found.state["data"]) == ([rank, 3], {"position": 100 * rank + 3})
+
+
+def test_nothing_is_committed_before_every_rank_has_written(tmp_path: Path) -> None:
+    """Where one rank does not come, the others say which, and the checkpoint before stays the newest."""
+    ranks = gang(tmp_path, shard_timeout_s=0.2)
+    together(ranks, save(1))
+    found = together(ranks, lambda c, rank: save(2)(c, rank) if rank != 2 else None)
+    assert isinstance(found[0], CheckpointError) and "rank 2 has not written its shard" in str(found[0])
+    assert isinstance(found[1], CheckpointError) and "rank 0 has not committed the checkpoint of step 2" in str(
+        found[1]
+    )
+    assert [m.step for m in list_committed(tmp_path)] == [1]
+    newer = gang(tmp_path, 2)
+    assert [c.step for c in together(newer, lambda c, _: c.load_latest())] == [1] * WORLD
+    together(newer, save(3))
+    assert {path.parts[-3] for path in tmp_path.rglob("part-*")} == {"a0001", "a0002"}
+    assert not list(tmp_path.glob("shards/**/*.json"))
+
+
+def test_what_one_rank_cannot_load_no_rank_loads(tmp_path: Path) -> None:
+    """Damage to any rank's part makes every rank fall back to the same older checkpoint."""
+    together(gang(tmp_path), save(1))
+    together(gang(tmp_path, 2), save(2))
+    newest = list_committed(tmp_path)[0]
+    (part,) = (part for part in newest.parts if (part.name, part.rank) == ("data", 1))
+    path = tmp_path / part.key
+    path.write_bytes(path.read_bytes()[::-1])
+    ranks = gang(tmp_path, 3)
+    with pytest.warns(CheckpointWarning, match="does not match its checksum"):
+        found = [checkpointer.load_latest() for checkpointer in ranks]
+    assert [c.step for c in found if c] == [1] * WORLD
+
+    # The same where each verifies only its own, and they agree on each in turn.
+    meeting, told = threading.Barrier(WORLD), [0] * WORLD
+
+    def agree(rank: int) -> Callable[[int], int]:
+        def maximum(mine: int) -> int:
+            told[rank] = mine
+            meeting.wait()
+            greatest = max(told)
+            meeting.wait()
+            return greatest
+
+        return maximum
+
+    ranks = [
+        Checkpointer(tmp_path, attempt=4, sharded=True, rank=rank, world_size=WORLD, agree=agree(rank))
+        for rank in range(WORLD)
+    ]
+    with pytest.warns(CheckpointWarning, match="is passed over"):
+        found = together(ranks, lambda c, _: c.load_latest())
+    assert [c.step for c in found] == [1] * WORLD
+    reasons = [checkpointer.skipped[0].reason for checkpointer in ranks]
+    assert "does not match its checksum" in reasons.pop(1)
+    assert reasons == ["another rank cannot load its parts"] * 2
+
+
+def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
+    """A gang of another size is refused, unless it says that it wants the shared parts only."""
+    together(gang(tmp_path), save(1))
+    with pytest.raises(CheckpointError, match="parts of each of 3 ranks, and this gang has 2: give other_world=True"):
+        gang(tmp_path, 2, world_size=2)[0].load_latest()
+    for checkpointer in gang(tmp_path, 2, world_size=2, other_world=True):
+        found = checkpointer.load_latest()
+        assert found is not None and list(found.state) == ["model"]
+
+
+def test_a_zombie_gang_commits_nothing(tmp_path: Path) -> None:
+    """Once a newer attempt has claimed the root, every rank of an older one is refused, also while it waits."""
+    ranks = gang(tmp_path)
+    together(ranks, save(1))
+
+    def late(checkpointer: Checkpointer, rank: int) -> Any:
+        if rank == 2:
+            return Checkpointer(tmp_path, attempt=2, sharded=True, rank=2, world_size=WORLD)
+        return save(2)(checkpointer, rank)
+
+    found = together(ranks, late)
+    assert [type(error) for error in found[:2]] == [StaleAttemptError] * 2, found
+    assert [m.step for m in list_committed(tmp_path)] == [1]
+    assert not list(tmp_path.rglob("step-0000000002.r0000*"))
+
+
+def test_ranks_without_an_attempt_are_refused(tmp_path: Path) -> None:
+    """Each rank would take a number of its own: sharded checkpoints need one that is given."""
+    with pytest.raises(ValueError, match="attempt=None: the ranks of a sharded checkpoint need the same number"):
+        Checkpointer(tmp_path, sharded=True, rank=0, world_size=2)
+    with pytest.raises(CheckpointError, match="give agree"):
+        Checkpointer(tmp_path, attempt=1, rank=0, world_size=2).step(1)
+    assert Checkpointer(tmp_path / "alone", sharded=True).attempt == 1

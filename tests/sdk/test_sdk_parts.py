@@ -1,0 +1,328 @@
+"""Parts of a state as files: what goes in comes out, without copies, and nothing runs that was not trusted."""
+
+import json
+import math
+import os
+import struct
+from collections import Counter, OrderedDict, namedtuple
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hn
+
+from mizzen.checkpoint import CheckpointError, CorruptCheckpointError, StateError
+from mizzen.checkpoint.parts import Pickled, decode, encode, file_name
+from tests.sdk.scripts import passes
+
+TYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128",
+]  # fmt: skip
+
+_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=2**1020, max_value=2**30000),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(),
+    st.binary(max_size=20),
+)
+_dtypes = st.one_of(st.sampled_from(TYPES), st.sampled_from([">i2", ">u8", ">f4", ">f8", ">c16"])).map(np.dtype)
+_arrays = _dtypes.flatmap(
+    lambda dtype: hn.arrays(dtype, hn.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+)
+_views = _arrays.map(lambda array: array.T) | _arrays.map(lambda array: array[..., ::2] if array.ndim else array)
+_numpy_scalars = _arrays.filter(lambda array: array.size > 0).map(lambda array: array.reshape(-1)[0])
+_keys = st.one_of(
+    st.text(max_size=5),
+    st.sampled_from(["$dict", "$tuple", "$", "__metadata__", "a/b", "~1", "value"]),
+    st.integers(),
+    st.none(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.binary(max_size=3),
+    st.tuples(st.integers(), st.text(max_size=3)),
+)
+_trees = st.recursive(
+    st.one_of(_scalars, _arrays, _views, _numpy_scalars),
+    lambda below: st.one_of(
+        st.lists(below, max_size=4),
+        st.lists(below, max_size=4).map(tuple),
+        st.dictionaries(_keys, below, max_size=4),
+        st.dictionaries(st.text(max_size=3), below, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equal in structure, order, types, shapes and bits; arrays of the other byte order in value."""
+    if isinstance(right, np.ndarray | np.generic):
+        native = right.astype(right.dtype.newbyteorder("="))
+        assert type(left) is type(native) and (left.dtype, left.shape) == (native.dtype, native.shape)
+        assert left.tobytes() == native.tobytes()
+    elif isinstance(right, dict):
+        assert type(left) is type(right) and len(left) == len(right)
+        for one, other in zip(left.items(), right.items(), strict=True):
+            assert_same(one, other)
+    elif isinstance(right, list | tuple):
+        assert type(left) is type(right) and len(left) == len(right)
+        for item, other_item in zip(left, right, strict=True):
+            assert_same(item, other_item)
+    elif isinstance(right, float):
+        assert type(left) is float
+        assert struct.pack("d", left) == struct.pack("d", right) or (math.isnan(left) and math.isnan(right))
+    elif isinstance(right, complex):
+        assert_same([left.real, left.imag], [right.real, right.imag])
+    else:
+        assert type(left) is type(right) and left == right
+
+
+def content(value: Any, name: str = "p") -> tuple[str, bytearray]:
+    """The kind of a value, and its file."""
+    kind, chunks = encode(name, value)
+    return kind, bytearray(b"".join(chunks))
+
+
+def back(value: Any) -> Any:
+    """What a value loads as."""
+    return decode(*content(value))
+
+
+def header(file: bytearray) -> dict[str, Any]:
+    """The header of a safetensors file."""
+    (length,) = struct.unpack_from("<Q", file)
+    loaded = json.loads(file[8 : 8 + length])
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@given(_trees)
+def test_any_tree_comes_back_as_it_was(tree: Any) -> None:
+    """Values of all kinds, in any nesting, with any keys, arrays of any type, order and shape, load as saved."""
+    assert_same(back([tree])[0], tree)
+
+
+@given(_trees)
+def test_the_same_tree_gives_the_same_file(tree: Any) -> None:
+    """A file depends on the values only, so that what did not change has the same checksum."""
+    assert content([tree]) == content([tree])
+
+
+@given(_trees)
+def test_the_files_are_of_their_formats(tree: Any) -> None:
+    """A json part is JSON without NaN and the like; a tensors part has a strict header, and its data has no gaps."""
+
+    def refused(constant: str) -> None:
+        raise AssertionError(constant)
+
+    kind, file = content([tree])
+    if kind == "json":
+        json.loads(file, parse_constant=refused)
+        return
+    entries = header(file)
+    metadata = entries.pop("__metadata__")
+    assert all(isinstance(value, str) for value in metadata.values())
+    json.loads(metadata["mizzen.tree"], parse_constant=refused)
+    "".join(entries).encode()
+    start = 8 + struct.unpack_from("<Q", file)[0]
+    assert start % 64 == 0
+    end = 0
+    for low, high in sorted(entry["data_offsets"] for entry in entries.values()):
+        assert low == end
+        end = high
+    assert start + end == len(file)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_loaded_arrays_are_writable_views_of_the_data(name: str) -> None:
+    """An array is not copied at a load, and can be written."""
+    kind, file = content({"a": np.arange(6).astype(name).reshape(2, 3)})
+    found = decode(kind, file)["a"]
+    before = bytes(file)
+    found[...] = 1
+    assert bytes(file) != before
+    assert decode("tensors", memoryview(file))["a"].tobytes() == np.ones((2, 3), name).tobytes()
+
+
+def test_chunks_are_the_live_memory() -> None:
+    """Arrays and bytes in order are not copied at a save: what changes in them changes in the chunks."""
+    array, raw = np.zeros(1000, np.float32), bytearray(500)
+    (_, *chunks), (alone,) = encode("p", {"a": array, "b": raw})[1], encode("p", raw)[1]
+    array[:], raw[:] = 1, b"x" * 500
+    assert b"".join(chunks) == array.tobytes() + raw
+    assert bytes(alone) == raw
+
+
+def test_an_array_outlives_its_owner_in_the_chunks() -> None:
+    """Chunks keep their memory: temporary arrays that are gone, in or out of order, are stored right."""
+    made = [lambda i=i: np.full((50, 20), i, np.float64).T for i in range(50)]
+
+    class Fresh(dict[str, Any]):
+        def items(self) -> Any:
+            return ((str(i), make()) for i, make in enumerate(made))
+
+    found = back(Fresh(dict.fromkeys(map(str, range(50)))))
+    assert [float(found[str(i)].min()) for i in range(50)] == [float(found[str(i)].max()) for i in range(50)]
+    assert [float(found[str(i)][0, 0]) for i in range(50)] == list(range(50))
+
+
+def test_shared_memory_is_stored_once() -> None:
+    """What is the same memory in two places is in the file once and loads as one object; equal copies do not."""
+    shared = np.arange(1000.0)
+    kind, file = content({"in": shared, "out": [shared[:]], "copy": shared.copy(), "turned": shared[::-1]})
+    assert len(file) < 3.5 * shared.nbytes
+    found = decode(kind, file)
+    assert found["in"] is found["out"][0]
+    found["in"][0] = 7
+    assert found["copy"][0] == 0
+    assert found["turned"][0] == 999
+
+
+def test_names_of_tensors_are_their_paths() -> None:
+    """Keys that look alike, or like the format's own, get different names, and other readers can read all of them."""
+    array = np.zeros(1)
+    tree = {1: array, "1": array + 1, "__metadata__": array + 2, "a/b": {"c": array + 3}, "\ud800": array + 4}
+    kind, file = content(tree)
+    assert_same(decode(kind, file), tree)
+    assert sorted(header(file)) == ["1", "1~2", "\\ud800", "__metadata__", "__metadata__~2", "a~1b/c"]
+
+
+def test_complex_numbers_are_pairs_for_other_readers() -> None:
+    """A complex array is one of floats with an axis of 2 in the file."""
+    entry = header(content({"z": np.array([[1 + 2j]], np.complex64)})[1])["z"]
+    assert (entry["dtype"], entry["shape"]) == ("F32", [1, 1, 2])
+
+
+class Colour(str, Enum):  # noqa: UP042  # Its str() is not its value.
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "loaded"),
+    [
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (namedtuple("Point", "x y")(1, [2]), (1, [2])),
+        ([bytearray(b"ab"), memoryview(b"abcd")[::2]], [b"ab", b"ac"]),
+        (Counter({30: 1, 80: 2}), Counter({30: 1, 80: 2})),
+        ([Colour.RED, Level.HIGH, {Colour.RED: 1}], ["red", 3, {"red": 1}]),
+        (bytearray(b"raw"), b"raw"),
+        (memoryview(b"abcd")[::2], b"ac"),
+        (np.str_("text"), "text"),
+    ],
+)
+def test_other_classes_load_as_the_plain_ones(value: Any, loaded: Any) -> None:
+    """Subclasses and buffers come back as the plain type that the docs name; counters as counters."""
+    assert_same(back(value), loaded)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1, 2}, np.array(["x"]), np.array([None]), np.longdouble(1), np.datetime64("2026-01-01"), object(), print],
+)
+def test_what_is_not_stored_is_refused(value: Any) -> None:
+    """What would not come back is refused with its place."""
+    with pytest.raises(StateError, match=r"part 'p' at deep/0: "):
+        encode("p", {"deep": [value]})
+
+
+def test_a_tree_that_contains_itself_is_refused() -> None:
+    """A cycle is an error, not a hang."""
+    tree: list[Any] = []
+    tree.append(tree)
+    with pytest.raises(StateError, match="part 'p': contains itself"):
+        encode("p", tree)
+
+
+def test_a_path_is_the_content_of_its_file(tmp_path: Path) -> None:
+    """A file is a part of bytes, which are mapped, not read; an empty one is one too, a folder is not."""
+    file = tmp_path / "a"
+    file.write_bytes(b"x" * 100_000)
+    kind, (chunk,) = encode("p", file)
+    file.unlink()
+    assert kind == "bytes" and isinstance(chunk, memoryview) and chunk == b"x" * 100_000
+    (tmp_path / "empty").touch()
+    assert back(tmp_path / "empty") == b""
+    with pytest.raises(StateError, match=r"part 'p': the file .* cannot be read"):
+        encode("p", tmp_path)
+
+
+class Evil:
+    """Its pickle makes a folder when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_is_loaded_only_where_it_is_trusted(tmp_path: Path) -> None:
+    """Without trust nothing of a pickle runs, and the error says which part and what to pass."""
+    kind, file = content(Pickled(Evil(str(tmp_path / "made"))))
+    assert (kind, file_name("p", kind)) == ("pickle", "part-p.pickle")
+    with pytest.raises(CheckpointError, match=r"part 'p' is a pickle.*pass Checkpointer\(trusted=True\)"):
+        decode(kind, file, name="p")
+    assert not (tmp_path / "made").exists()
+    decode(kind, file, trusted=True)
+    assert (tmp_path / "made").exists()
+    assert decode(*content(Pickled({1, 2})), trusted=True) == {1, 2}
+    with pytest.raises(CheckpointError, match="part 'p': its pickle cannot be loaded"):
+        decode("pickle", bytearray(b"cnowhere\nthing\n."), trusted=True, name="p")
+
+
+@pytest.mark.parametrize("cut", [0, 7, 8, 20, 100, 400, -1])
+def test_a_short_file_is_corrupt(cut: int) -> None:
+    """A tensors part that was cut anywhere is corrupt, and nothing else goes wrong."""
+    kind, file = content({"a": np.arange(100.0)})
+    with pytest.raises(CorruptCheckpointError, match="its tensors cannot be read"):
+        decode(kind, file[:cut])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        '{"$numpy":"b"}', '{"$numpy":["a","complex64"]}', '{"$torch":["a","object"]}', '{"$scalar":["object","00"]}',
+        '{"$what":1}', '{"$int":1}', "[", "[" * 100_000, '{"$tuple":3}', '{"$complex":[1,2,3]}',
+    ],
+)  # fmt: skip
+def test_a_wrong_tree_is_corrupt(tree: str) -> None:
+    """A tree that says what the file does not hold, or what is not known, is corrupt."""
+    entries = {"__metadata__": {"mizzen.tree": tree}, "a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}
+    text = json.dumps(entries).encode()
+    with pytest.raises(CorruptCheckpointError):
+        decode("tensors", bytearray(struct.pack("<Q", len(text)) + text + b"ab"))
+
+
+def test_the_core_needs_neither_numpy_nor_torch() -> None:
+    """Saving imports no library, and a part with arrays says what to install where numpy is not."""
+    _, file = content({"a": np.arange(3), "s": np.float32(1)})
+    passes(f"""
+from mizzen.checkpoint import CheckpointError, Tracked
+from mizzen.checkpoint.parts import decode, encode
+tracked = Tracked({{"data": {{"a": (1, None), 2: b"x"}}}})
+state = tracked.capture(3)
+for name, value in state.items():
+    kind, chunks = encode(name, value)
+    assert decode(kind, bytearray(b"".join(chunks))) == value
+tracked.restore(state)
+assert not {{"numpy", "torch"}} & set(sys.modules)
+sys.modules["numpy"] = None
+try:
+    decode("tensors", bytearray({bytes(file)!r}), name="model")
+except CheckpointError as error:
+    assert "part 'model' holds numpy arrays: install numpy to load it (pip install numpy)" == str(error), error
+else:
+    raise AssertionError("loaded")
+""")

@@ -1,0 +1,147 @@
+"""The registry of named parts: what is tracked is captured and restored, by name."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen.checkpoint import StateError, Tracked
+from mizzen.checkpoint.parts import decode, encode
+
+
+class Model:
+    """Has a state as torch's objects have."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights[:] = state["weights"]
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as it is after a save and a load."""
+    files = {name: encode(name, value) for name, value in state.items()}
+    return {name: decode(kind, bytearray(b"".join(chunks))) for name, (kind, chunks) in files.items()}
+
+
+def test_what_is_tracked_comes_back() -> None:
+    """Objects, pairs of functions and dicts are as they were at the capture, dicts in place; so is the progress."""
+    model, table, box = Model(), {"seen": [1, 2]}, [5]
+    tracked = Tracked(
+        {"model": model, "table": table, "box": (lambda: box[0], lambda value: box.__setitem__(0, value))}
+    )
+    tracked.progress["epoch"] = 2
+    model.weights[:] = 1
+    state = stored(tracked.capture(40))
+    assert list(state) == ["model", "table", "box", "rng", "progress"] == list(tracked.names)
+    model.weights[:], box[0] = 9, 9
+    table.clear()
+    tracked.progress.update(epoch=7, more=1)
+    tracked.restore(state)
+    assert model.weights.tolist() == [1, 1, 1]
+    assert (table, box, tracked.progress) == ({"seen": [1, 2]}, [5], {"step": 40, "epoch": 2})
+
+
+def test_the_user_may_bring_the_progress() -> None:
+    """A dict that is tracked as `progress` is the one that has the step."""
+    mine = {"epoch": 1}
+    tracked = Tracked({"progress": mine})
+    state = tracked.capture(3)
+    mine["epoch"] = 5
+    tracked.restore(state)
+    assert mine == {"epoch": 1, "step": 3}
+    assert tracked.names == ("rng", "progress")
+
+
+MAKERS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (lambda: random.Random(1), lambda one: [one.gauss(0, 1) for _ in range(3)]),
+    (lambda: np.random.default_rng(1), lambda one: one.random(3).tolist()),
+    (lambda: np.random.Generator(np.random.MT19937(1)), lambda one: one.random(3).tolist()),
+    (lambda: np.random.Generator(np.random.Philox(1)), lambda one: one.integers(100, size=3, dtype=np.int32).tolist()),
+    (lambda: np.random.SFC64(1), lambda one: one.random_raw(3).tolist()),
+    (lambda: np.random.RandomState(1), lambda one: one.normal(size=3).tolist()),
+]
+
+
+@pytest.mark.parametrize(("make", "draw"), MAKERS)
+def test_generators_go_on_where_they_were(make: Callable[[], Any], draw: Callable[[Any], Any]) -> None:
+    """A generator that is tracked draws the same after a restore as after the capture, in another process too."""
+    one, other = make(), make()
+    draw(one)
+    tracked, fresh = Tracked({"dice": one}), Tracked({"dice": other})
+    state = stored(tracked.capture(1))
+    expected = draw(one)
+    fresh.restore(state)
+    assert draw(other) == expected
+
+
+def test_the_shared_generators_are_tracked_by_themselves() -> None:
+    """Python's and numpy's own generators draw the same after a restore, whatever the objects drew when loading."""
+
+    class Wasteful(Model):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            random.random(), np.random.random()
+
+    def draw() -> tuple[float, float, float]:
+        return random.gauss(0, 1), np.random.normal(), np.random.random()
+
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        draw()
+        tracked = Tracked({"model": Wasteful()})
+        state = stored(tracked.capture(1))
+        expected = draw()
+        draw()
+        tracked.restore(state)
+        assert draw() == expected
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    """Missing parts and unknown ones are named, before anything is restored; extra ones can be allowed."""
+    model = Model()
+    tracked = Tracked({"model": model, "scheduler": {}})
+    state = tracked.capture(1)
+    state["model"] = {"weights": np.ones(3)}
+    with pytest.raises(StateError, match="has no part 'scheduler'; it has 'model', 'rng', 'progress'"):
+        tracked.restore({name: value for name, value in state.items() if name != "scheduler"})
+    with pytest.raises(StateError, match=r"the checkpoint has 'ema', which nobody tracks: .* extra_ok=True"):
+        tracked.restore({**state, "ema": 1})
+    assert model.weights.tolist() == [0, 0, 0]
+    tracked.restore({**state, "ema": 1}, extra_ok=True)
+    assert model.weights.tolist() == [1, 1, 1]
+
+
+def test_an_objects_own_error_names_the_part() -> None:
+    """What an object's own code raises is raised as it is, with a note of the part."""
+    tracked = Tracked({"model": Model()})
+    with pytest.raises(ValueError, match="broadcast") as caught:
+        tracked.restore({**tracked.capture(1), "model": {"weights": np.ones(4)}})
+    assert caught.value.__notes__ == ["while restoring the part 'model'"]
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ({"model": 3}, r"part 'model': builtins.int cannot be tracked; give something with state_dict"),
+        ({"model": (print, 3)}, r"part 'model': builtins.tuple cannot be tracked"),
+        ({"a/b": {}}, r"part 'a/b': a name is"),
+        ({"rng": {}}, r"part 'rng' is tracked by itself"),
+        ({"progress": Model()}, r"part 'progress': Model given; it must be a dict"),
+        ({"table": {}}, r"part 'table' is tracked already"),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused(objects: dict[str, Any], message: str) -> None:
+    """A name or an object that will not do is refused by name, and nothing of the call is tracked."""
+    tracked = Tracked({"table": {}})
+    with pytest.raises(StateError, match=message):
+        tracked.add({"good": {}, **objects})
+    assert tracked.names == ("table", "rng", "progress")
