@@ -9,9 +9,13 @@
 | `MIZZEN_TASK`, `MIZZEN_TASKS` | index of the task in its job, from 0, and the number of tasks of the job |
 | `MIZZEN_REGION`, `MIZZEN_MACHINE` | where it runs |
 | `MIZZEN_RUN_ID` | one task of one attempt, for logs |
-| `MIZZEN_CHECKPOINT_URI` | folder of the workload's checkpoints, in the region's bucket |
-| `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds from one save to the next |
+| `MIZZEN_CHECKPOINT_URI` | root of the workload's checkpoints, in the region's bucket: `file://`, `s3://` or `gs://` |
+| `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds from one save to the next, where the workload asks for an interval |
 | `MIZZEN_CHECKPOINT_KEEP` | how many checkpoints to keep |
+| `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the region, where the scheduler has seen enough |
+| `MIZZEN_GANG_MACHINES` | machines of the gang |
+| `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, where it is known outright |
+| `MIZZEN_PLATFORM` | how often the machine's platform interrupts (`mizzen.cadence`), where its agent was told |
 | `MIZZEN_GRACE_S` | seconds from the notice (SIGTERM) to SIGKILL |
 | `MIZZEN_REPORT` | file in which the task reports progress and checkpoints (`mizzen.report`) |
 | `MIZZEN_PYTHON` | an interpreter that has mizzen installed: the agent's own |
@@ -75,6 +79,10 @@ class TaskEnvironment:
     checkpoint_uri: str | None = None
     checkpoint_interval_s: float | None = None
     checkpoint_keep: int | None = None
+    gang_mtbf_s: float | None = None
+    machine_hazard_per_h: float | None = None
+    gang_machines: int | None = None
+    platform: str | None = None
     grace_s: float | None = None
     report: str | None = None
     gpus: tuple[str, ...] = ()
@@ -112,6 +120,10 @@ class TaskEnvironment:
             checkpoint_uri=given.get("MIZZEN_CHECKPOINT_URI"),
             checkpoint_interval_s=_seconds(given, "MIZZEN_CHECKPOINT_INTERVAL_S"),
             checkpoint_keep=_whole(given, "MIZZEN_CHECKPOINT_KEEP", least=1),
+            gang_mtbf_s=_seconds(given, "MIZZEN_GANG_MTBF_S"),
+            machine_hazard_per_h=_number(given, "MIZZEN_MACHINE_HAZARD_PER_H", "interruptions per hour"),
+            gang_machines=_whole(given, "MIZZEN_GANG_MACHINES", least=1),
+            platform=given.get("MIZZEN_PLATFORM"),
             grace_s=_seconds(given, "MIZZEN_GRACE_S"),
             report=given.get("MIZZEN_REPORT"),
             gpus=tuple(gpu.strip() for gpu in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()),
@@ -152,12 +164,16 @@ def _whole(given: Mapping[str, str], name: str, least: int = 0) -> int | None:
 
 
 def _seconds(given: Mapping[str, str], name: str) -> float | None:
+    return _number(given, name, "seconds")
+
+
+def _number(given: Mapping[str, str], name: str, unit: str) -> float | None:
     if name not in given:
         return None
     try:
         number = float(given[name])
     except ValueError:
-        raise ValueError(f"{name}={given[name]!r}: must be a number of seconds") from None
+        raise ValueError(f"{name}={given[name]!r}: must be a number of {unit}") from None
     if not number >= 0:
-        raise ValueError(f"{name}={given[name]!r}: must be 0 or more seconds")
+        raise ValueError(f"{name}={given[name]!r}: must be 0 or more {unit}")
     return number

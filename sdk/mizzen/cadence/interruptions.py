@@ -69,6 +69,16 @@ PLATFORMS: Mapping[str, Prior] = {
 """The priors. An interval that is wrong by a factor k wastes (k + 1/k) / 2 times the least, to either side alike. So a
 prior is in the middle of what is known, by ratio, and a factor of 4 in it, which is 2 in the interval, costs a quarter
 more waste."""
+OF_NOTICES: Mapping[str, str] = {
+    "aws": "aws-spot",
+    "gcp": "gcp-spot",
+    "azure": "azure-spot",
+    "runpod": "runpod-spot",
+    "vast": "vast-interruptible",
+    "mizzen": UNKNOWN,
+    "sigterm": UNKNOWN,
+}
+"""Names of platforms by who gives notices there (`mizzen.notices`), which may be told or detected, and their priors."""
 
 
 def mtbf(
@@ -116,20 +126,22 @@ def mtbf_of_environ(environ: Mapping[str, str] | None = None, *, platform: str |
 
     Args:
         environ: the variables.
-        platform: what was detected; `MIZZEN_PLATFORM` wins over it.
+        platform: what was detected, by its name here or in `mizzen.notices`; `MIZZEN_PLATFORM` wins over it.
 
     Raises:
         ValueError: a variable is not a number, out of its range, or names no platform; the message names it.
     """
     given = os.environ if environ is None else environ
     name = given.get(PLATFORM)
+    if name:
+        name = OF_NOTICES.get(name, name)
     if name and name not in PLATFORMS:
         raise ValueError(f"{PLATFORM}={name!r}: must be one of {', '.join(PLATFORMS)}")
     return mtbf(
         gang_mtbf_s=number(given, GANG_MTBF, float, lambda n: n > 0, "a number of seconds, more than 0"),
         machine_hazard_per_h=number(given, MACHINE_HAZARD, float, lambda n: n >= 0, "0 or more interruptions per hour"),
         machines=_gang_machines(given),
-        platform=name or platform,
+        platform=name or (platform and OF_NOTICES.get(platform, platform)),
     )
 
 

@@ -172,8 +172,12 @@ class Cadence:
         """The write in the background failed: the save is tried again after a tenth of the interval."""
         with self._lock:
             self._in_flight -= 1
-            self._base_s = self._clock() - (1 - _RETRY_PART) * self._interval_s
-            self._look = self._seen
+            self._again()
+
+    def missed(self) -> None:
+        """A save failed before it was told as `saved`: it is tried again after a tenth of the interval."""
+        with self._lock:
+            self._again()
 
     def tell(self, *, mtbf: Mtbf | None = None, interval_s: float | None = None) -> None:
         """The scheduler knows better now: a new mean time, or a new interval. What is not given stays.
@@ -234,6 +238,10 @@ class Cadence:
         self._steps.append(step_s)
         self._beside[self._in_flight > 0].append(step_s)
         self._step_s = _median(self._steps)
+
+    def _again(self) -> None:
+        self._base_s = self._clock() - (1 - _RETRY_PART) * self._interval_s
+        self._look = self._seen
 
     def _restart(self, step: int, now_s: float) -> None:
         self._base = self._seen = step

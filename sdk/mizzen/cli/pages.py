@@ -52,7 +52,12 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     if workload["finished_at"]:
         took = words.between(workload["submitted_at"], workload["finished_at"])
         yield "finished", f"{words.ago(workload['finished_at'])}, {took} after it was submitted"
-    yield "progress", _progress(workload["progress"])
+    progress = workload["progress"] or {}
+    yield "progress", _progress(progress)
+    yield "saves", _cadence(progress.get("cadence"), progress.get("checkpoint_s"))
+    yield "lost work", _lost(progress.get("at_risk_s"), workload.get("lost_s"))
+    yield "load", _load(progress.get("load"))
+    yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
     yield "preempted", f"{workload['preemptions']} times" if workload["preemptions"] else None
     yield "tables", ", ".join(workload["tables"])
@@ -68,3 +73,39 @@ def _progress(progress: Mapping[str, Any] | None) -> str | None:
         known = ", ".join(fact for fact in facts if fact)
         parts.append(f"checkpoint of step {progress['checkpoint_step']}{f' ({known})' if known else ''}")
     return "; ".join(parts)
+
+
+def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | None:
+    """`every 805 s (W): a save costs 30 s (C), an interruption comes every 10800 s (mu, by the scheduler)`."""
+    if not cadence:
+        return None if took_s is None else f"the last one held the training up for {took_s:.3g} s"
+    known = [
+        None if cadence["cost_s"] is None else f"a save costs {cadence['cost_s']:.3g} s (C)",
+        None
+        if cadence["mtbf_s"] is None
+        else f"an interruption comes every {words.duration(cadence['mtbf_s'])} (mu, by {cadence['source'] or '?'})",
+    ]
+    facts = ", ".join(fact for fact in known if fact)
+    return f"every {cadence['interval_s']:.6g} s (W){f': {facts}' if facts else ''}"
+
+
+def _lost(at_risk_s: float | None, lost_s: float | None) -> str | None:
+    parts = [
+        None if at_risk_s is None else f"{words.duration(at_risk_s)} if it were interrupted now",
+        f"{words.duration(lost_s)} so far" if lost_s else None,
+    ]
+    return ", ".join(part for part in parts if part) or None
+
+
+def _load(load: Mapping[str, Any] | None) -> str | None:
+    """Only what is not as it should be."""
+    if not load or (load["state"] in ("loaded", "none") and not load["skipped"]):
+        return None
+    passed = f", {words.plural(load['skipped'], 'checkpoint')} passed over as damaged" if load["skipped"] else ""
+    return f"{load['state']}{passed}{': ' + load['error'] if load['error'] else ''}"
+
+
+def _notice(notice: Mapping[str, Any] | None) -> str | None:
+    if not notice:
+        return None
+    return f"{notice['platform']} says {notice['kind']}: {notice['decision'] or notice['words']}"

@@ -32,13 +32,50 @@ class Reason(TypedDict):
     sentence: str
 
 
+class Cadence(TypedDict):
+    """How often a workload's tasks save: W, C, mu and the time of a step in seconds, and who says mu."""
+
+    interval_s: float
+    cost_s: float | None
+    mtbf_s: float | None
+    step_s: float | None
+    source: str | None
+
+
+class Load(TypedDict):
+    """How loading the newest checkpoint went; `state` is started, loaded, none or failed."""
+
+    state: str
+    error: str | None
+    skipped: int
+
+
+class Notice(TypedDict):
+    """A platform's word that a task will be stopped, and what the task did about it; times are epoch seconds."""
+
+    platform: str
+    kind: str
+    certain: bool
+    at_s: float
+    ends_at_s: float | None
+    words: str
+    decision: str | None
+
+
 class Progress(TypedDict):
-    """What the workload's tasks last reported."""
+    """What the workload's tasks last reported; `at_risk_s` is the work that an interruption now would lose."""
 
     step: int | None
     checkpoint_step: int | None
     checkpoint_at: str | None
+    checkpoint_age_s: float | None
     checkpoint_bytes: int | None
+    checkpoint_s: float | None
+    checkpoint_write_s: float | None
+    cadence: Cadence | None
+    load: Load | None
+    notice: Notice | None
+    at_risk_s: float | None
 
 
 class TaskResources(TypedDict):
@@ -86,6 +123,7 @@ class Workload(TypedDict):
     checkpoint_region: str | None
     queued: bool
     preemptions: int
+    lost_s: float
     progress: Progress | None
     jobs: list[Job]
     tables: list[str]
@@ -143,6 +181,11 @@ class Attempt(TypedDict):
     checkpoint_at: str | None
     checkpoint_bytes: int | None
     checkpoint_s: float | None
+    checkpoint_write_s: float | None
+    cadence: Cadence | None
+    load: Load | None
+    notice: Notice | None
+    lost_s: float | None
     gpus: dict[str, int]
     cpus: float
 

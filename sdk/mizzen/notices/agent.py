@@ -1,4 +1,4 @@
-"""mizzen's own agent: SIGTERM to the whole process group, SIGKILL after `MIZZEN_GRACE_S`."""
+"""mizzen's own agent: SIGTERM to the task, not to what it started, and SIGKILL to all after `MIZZEN_GRACE_S`."""
 
 import os
 import signal

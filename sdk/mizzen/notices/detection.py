@@ -25,14 +25,31 @@ DETECT_S = 1.0
 PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "sigterm")
 """In the order in which they are looked for: who starts the process before where it runs."""
 
+OF_PRIORS: Mapping[str, str | None] = {
+    "on-demand": None,
+    "spot": None,
+    "aws-spot": "aws",
+    "gcp-spot": "gcp",
+    "gcp-preemptible": "gcp",
+    "azure-spot": "azure",
+    "runpod-spot": "runpod",
+    "vast-interruptible": "vast",
+    "unknown": None,
+}
+"""Names of `mizzen.cadence` for how often a platform interrupts: who gives notices there; None: to be looked for."""
+
 
 def from_environment(environ: Mapping[str, str]) -> Watcher | None:
     """The watcher of the platform that the environment names; None: it names none. Asks no server.
 
     Raises:
-        ValueError: `MIZZEN_PLATFORM` is none of `PLATFORMS`, or another of mizzen's variables is not in its form.
+        ValueError: `MIZZEN_PLATFORM` is none of `PLATFORMS` or `OF_PRIORS`, or another of mizzen's variables is not in
+            its form.
     """
     named = environ.get("MIZZEN_PLATFORM")
+    if named is not None and named in OF_PRIORS:
+        # An agent tells its tasks how often the platform interrupts, and hears the platform's notices itself.
+        named = None if environ.get("MIZZEN_GRACE_S") else OF_PRIORS[named]
     if named and named not in PLATFORMS:
         raise ValueError(f"MIZZEN_PLATFORM={named!r}: must be one of {', '.join(PLATFORMS)}")
     platform = named or _guess(environ)

@@ -1,0 +1,129 @@
+"""Runs training scripts in forked children, which die or are told to at a chosen step."""
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended."""
+
+    code: int
+    """Exit code, or minus the signal."""
+    output: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A signal that a child sends to itself."""
+
+    number: signal.Signals
+    at_step: int
+    """Right after this step of its first optimizer, counted from 1 in this process."""
+
+
+def start(script: Path, folder: Path, told: Signal | None = None, **variables: str) -> int:
+    """Start a script in a child, in `folder`; its pid. What it prints is in `folder/output.<pid>`."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    names = {"__name__": "__main__", "__file__": str(script)}
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.chdir(folder)
+        handle = os.open(f"output.{os.getpid()}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.argv = [str(script)]
+        os.environ.update(variables)
+        torch.set_num_threads(1)
+        if told:
+            _arrange(told)
+        # Its names are kept until the end: torch 2.13 can hang where the last of a gang's objects are taken apart.
+        exec(compile(script.read_text(), str(script), "exec"), names)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Nothing of pytest's may run in the child.
+        os._exit(code)
+    raise AssertionError("unreachable")
+
+
+def _arrange(told: Signal) -> None:
+    steps = 0
+    first = None
+
+    def count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal steps, first
+        first = optimizer if first is None else first
+        steps += optimizer is first
+        if steps == told.at_step and optimizer is first:
+            os.kill(os.getpid(), told.number)
+
+    register_optimizer_step_post_hook(count)
+
+
+def end(pid: int, folder: Path) -> Ended:
+    """Wait for a child, and end what it has left behind, as an agent does: the workers of a loader, say."""
+    status = 0
+    try:
+        _, status = os.waitpid(pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    output = folder / f"output.{pid}"
+    return Ended(os.waitstatus_to_exitcode(status), output.read_text(errors="replace") if output.exists() else "")
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def run(script: Path, folder: Path, told: Signal | None = None, **variables: str) -> Ended:
+    """Run a script in a child to its end."""
+    folder.mkdir(exist_ok=True, parents=True)
+    return end(start(script, folder, told, **variables), folder)
+
+
+def run_gang(
+    script: Path, folder: Path, told: dict[int, Signal] | None = None, world_size: int = 2, **variables: str
+) -> list[Ended]:
+    """Run a script as the ranks of a gang. When one was killed, the others are too, as a scheduler would."""
+    folder.mkdir(exist_ok=True, parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    gang = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
+    ranks = range(world_size)
+    pids = [start(script, folder, (told or {}).get(r), RANK=str(r), LOCAL_RANK=str(r), **gang) for r in ranks]
+    ended: dict[int, Ended] = {}
+    try:
+        while len(ended) < world_size:
+            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+            assert pid in pids, "a child that this did not start"
+            ended[pid] = end(pid, folder)
+            if ended[pid].code < 0:
+                _kill(set(pids) - set(ended))
+    finally:
+        _kill(set(pids) - set(ended))
+    return [ended[pid] for pid in pids]

@@ -1,0 +1,49 @@
+"""The files of a framework's checkpoint as parts: they come back as they were, and a failed save stops no training."""
+
+from pathlib import Path
+
+import pytest
+
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, StateError
+from mizzen.integrations.files import FileCheckpoints
+
+
+def files(root: Path) -> FileCheckpoints:
+    """A gang of one."""
+    return FileCheckpoints(Checkpointer(root), lambda number: number)
+
+
+def test_folders_come_back(tmp_path: Path) -> None:
+    """Files of any name, depth and size are where they were, and what is kept beside them is beside them."""
+    folder = tmp_path / "folder"
+    expected = {"a.pt": b"x" * 1000, "deep/a.pt": b"y", "deep/er/with space, ü": b"", "files": b"z", ".hidden": b"h"}
+    for name, content in expected.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    assert files(tmp_path / "root").load() is None
+    files(tmp_path / "root").save(3, folder, {"rng": {"seed": 1}})
+    loaded = files(tmp_path / "root").load()
+    assert loaded is not None
+    paths = [path for path in loaded.folder.rglob("*") if path.is_file()]
+    assert {path.relative_to(loaded.folder).as_posix(): path.read_bytes() for path in paths} == expected
+    assert (loaded.step, loaded.state) == (3, {"rng": {"seed": 1}})
+    loaded.close()
+    assert not loaded.folder.exists()
+
+
+def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, say, is a warning; a newer attempt, or a state that cannot be stored, is an error."""
+    one = files(tmp_path / "root")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.checkpointer, "save", full)
+        with pytest.warns(CheckpointWarning, match="step 1 was not saved: .*No space left"):
+            one.save(1, tmp_path)
+    with pytest.raises(StateError):
+        one.save(1, tmp_path / "none", {"bad": object()})
+    Checkpointer(tmp_path / "root")
+    with pytest.raises(StaleAttemptError):
+        one.save(2, tmp_path / "none")

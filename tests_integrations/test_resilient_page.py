@@ -1,0 +1,99 @@
+"""docs/resilient.md: its scripts run as they stand, are killed and told to stop, and end as if nothing had happened."""
+
+import re
+import signal
+from pathlib import Path
+
+import lightning  # noqa: F401  # Imported before the forks.
+import pytest
+import transformers  # noqa: F401
+
+from mizzen.checkpoint import list_committed
+from tests_integrations.pages import PAGE, SCRIPTS, changed_lines, script
+from tests_integrations.scripts import Ended, Signal, run, run_gang
+
+NAMES = ["plain", "sampler", "ddp", "transformers", "lightning"]
+# The steps of a whole training, and of an epoch.
+STEPS = {"plain": (32, 8), "sampler": (32, 8), "ddp": (32, 8), "transformers": (18, 6), "lightning": (32, 8)}
+RESULT = dict.fromkeys(NAMES, "model.pt") | {"transformers": "final/model.safetensors"}
+
+
+def one(name: str, path: Path, folder: Path, told: Signal | None = None, **variables: str) -> Ended:
+    """Run a script once; of a gang, the rank that is told, or rank 0."""
+    if name == "ddp":
+        # The notice, or the death, of a rank that does not save.
+        ended = run_gang(path, folder, {1: told} if told else None, **variables)
+        leader, follower = ended
+        # Of one that was killed the other hears by a broken connection, if it is not killed before.
+        assert leader.code == follower.code or follower.code == -signal.SIGKILL, leader.output + follower.output
+        return follower if told else leader
+    return run(path, folder, told, **variables)
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, bytes]:
+    """The name of an integration, its resilient script, and what it ends with when nothing happens."""
+    name = request.param
+    folder = tmp_path_factory.mktemp(name)
+    path = script("after", name, folder)
+    ended = one(name, path, folder, MIZZEN_CHECKPOINT_URI=str(folder / "ckpt"), MIZZEN_CHECKPOINT_INTERVAL_S="3600")
+    assert ended.code == 0, ended.output
+    return name, path, (folder / RESULT[name]).read_bytes()
+
+
+def test_the_page_has_all_pairs() -> None:
+    """Each integration has a script before and after, and no script is left out of the tests."""
+    assert set(SCRIPTS) == {(when, name) for when in ("before", "after") for name in NAMES}
+    assert PAGE.read_text().count("```python") == len(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_less_than_ten_lines_change(name: str) -> None:
+    """From the ordinary script to the resilient one are under ten changed lines."""
+    assert 0 < changed_lines(name) < 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ordinary_scripts_run(name: str, tmp_path: Path) -> None:
+    """The scripts that the page starts from are real ones."""
+    ended = one(name, script("before", name, tmp_path), tmp_path)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / RESULT[name]).exists()
+
+
+def test_killed_again_and_again(uninterrupted: tuple[str, Path, bytes], tmp_path: Path) -> None:
+    """Killed in the middle of epochs and at their ends, it ends with the same bytes as when nothing happens."""
+    name, path, expected = uninterrupted
+    root = tmp_path / "ckpt"
+    told = {"MIZZEN_CHECKPOINT_URI": str(root), "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    steps, per_epoch = STEPS[name]
+    # The kill comes before the save of its step, so the newest checkpoint is that of the step before.
+    newest = 0
+    for goal in (3, per_epoch + 1, 2 * per_epoch + 2, 2 * per_epoch + 5):
+        ended = one(name, path, tmp_path, Signal(signal.SIGKILL, goal - newest), **told)
+        assert ended.code == -signal.SIGKILL, ended.output
+        newest = list_committed(root)[0].step
+        assert newest == goal - 1
+    ended = one(name, path, tmp_path, **told)
+    assert ended.code == 0, ended.output
+    assert list_committed(root, verify=True)[0].step == steps
+    assert (tmp_path / RESULT[name]).read_bytes() == expected
+    # The end is loaded too, and nothing is trained any more.
+    ended = one(name, path, tmp_path, Signal(signal.SIGKILL, 1), **told)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / RESULT[name]).read_bytes() == expected
+
+
+def test_told_to_stop(uninterrupted: tuple[str, Path, bytes], tmp_path: Path) -> None:
+    """After SIGTERM it saves the step that it is in, ends with code 143, and goes on from that step."""
+    name, path, expected = uninterrupted
+    root = tmp_path / "ckpt"
+    told = {"MIZZEN_CHECKPOINT_URI": str(root), "MIZZEN_CHECKPOINT_INTERVAL_S": "3600", "MIZZEN_PLATFORM": "sigterm"}
+    ended = one(name, path, tmp_path, Signal(signal.SIGTERM, STEPS[name][1] + 3), **told)
+    assert ended.code == 143, ended.output
+    [saved] = list_committed(root, verify=True)
+    assert saved.step == STEPS[name][1] + 3
+    ended = one(name, path, tmp_path, **told)
+    assert ended.code == 0, ended.output
+    assert (tmp_path / RESULT[name]).read_bytes() == expected
+    assert not re.search(r"Traceback", ended.output)
