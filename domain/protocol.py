@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from domain.reported import NoticeReport, TaskProgress
+
 # ------------------------------------------------------------------------------------------------ mail to workflows
 
 
@@ -50,6 +52,8 @@ class WorkloadInput:
     """Failures of the user's own so far."""
     hangs: int = 0
     """Attempts in a row that hung."""
+    unloadable: int = 0
+    """Attempts in a row whose checkpoint could not be loaded; those that did not come so far are passed over."""
     ran_s: float = 0.0
     """Seconds of running in all earlier attempts."""
     mails: list[Mail] = field(default_factory=list)
@@ -128,11 +132,22 @@ class ReleaseRequest:
     attempt: int
     next_phase: str
     reason: dict[str, Any]
-    progress: list["TaskProgress"] = field(default_factory=list)
+    progress: list[TaskProgress] = field(default_factory=list)
     blames_machine: str | None = None
     """A machine on which tasks could not be started or were lost: counts towards its cordon."""
     silent_machines: list[str] = field(default_factory=list)
-    """Those whose agents could not be asked whether anything still runs there."""
+    """Those whose agents could not be asked whether anything still runs there, or where tasks still save."""
+    flushing_s: float = 0.0
+    """How long tasks on silent machines may go on to save their last checkpoint."""
+
+
+@dataclass
+class FlushedRequest:
+    """Records what tasks of an attempt reported after its release: it was given up while they saved."""
+
+    workload_id: str
+    attempt: int
+    progress: list[TaskProgress]
 
 
 # -------------------------------------------------------------------------------------------------------- scheduling
@@ -195,24 +210,6 @@ class AwardResult:
 
 
 # ------------------------------------------------------------------------------------------------------------ agents
-
-
-@dataclass
-class TaskProgress:
-    """What a task last reported through the SDK (`report.json`), and what the agent saw."""
-
-    job: str
-    task: int
-    step: int | None = None
-    resumed_step: int | None = None
-    """The step of the checkpoint that this attempt started from; None: from the beginning."""
-    checkpoint_step: int | None = None
-    checkpoint_at_s: float | None = None
-    checkpoint_bytes: int | None = None
-    checkpoint_s: float | None = None
-    """How long the last save took."""
-    active_at_s: float | None = None
-    """Last sign of life: a report, a checkpoint or log output."""
 
 
 @dataclass
@@ -291,11 +288,13 @@ class NodeOutcome:
     exits: list[TaskExit]
     progress: list[TaskProgress]
     stopped: bool = False
+    notice: NoticeReport | None = None
+    """The platform's word that it takes this machine, heard by the agent or by a task, if there was one."""
 
 
 @dataclass
 class StopNode:
-    """Asks an agent to stop its tasks of an attempt: SIGTERM, `grace_s`, SIGKILL to each whole process group.
+    """Asks an agent to stop its tasks of an attempt: SIGTERM, `grace_s`, SIGKILL to each with all that it started.
 
     Returns when nothing of them runs. Attempts up to `attempt` are refused from then on.
     """
@@ -333,6 +332,17 @@ class Welcome:
     stop: list[str]
     heartbeat_timeout_s: float
     lost_after_s: float = 30.0
+
+
+@dataclass
+class MachineNotice:
+    """An agent's word that a platform takes its machine: signalled to its machine's workflow, again and again."""
+
+    machine: str
+    incarnation: str
+    notice: NoticeReport
+    run: str | None = None
+    """`workload.attempt` of a task whose word it is, and which it is about; None: the agent's, about the machine."""
 
 
 @dataclass
@@ -386,6 +396,7 @@ class Activity(StrEnum):
     # On the control queue, most of them run as local activities of the workflow's own worker.
     TRANSITION = "workload.transition"  # TransitionRequest -> bool
     RELEASE = "workload.release"  # ReleaseRequest -> None
+    FLUSHED = "workload.flushed"  # FlushedRequest -> None
     STAGE = "launch.stage"  # StageRequest -> LaunchPlan
     STAGED_HERE = "launch.staged_here"  # StageRequest -> None: its checkpoints are in its region from now on
     SCAN = "queue.scan"  # -> ScanTicket
@@ -394,6 +405,7 @@ class Activity(StrEnum):
     REGISTER_MACHINE = "machine.register"  # Hello -> Welcome
     MACHINE_READY = "machine.ready"  # Attend -> None
     MACHINE_LOST = "machine.lost"  # Attend -> None
+    MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float: seconds until it is due again
     EXPIRE = "house.expire"  # -> float

@@ -35,6 +35,7 @@ class ReasonCode(StrEnum):
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
+    PLATFORM_NOTICE = "platform_notice"
     LAUNCH_FAILED = "launch_failed"
     NO_PROGRESS = "no_progress"
     STACK_STOPPED = "stack_stopped"
@@ -42,6 +43,7 @@ class ReasonCode(StrEnum):
     COMPLETED = "completed"
     TASK_FAILED = "task_failed"
     RETRIES_EXHAUSTED = "retries_exhausted"
+    CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
     CANCELLED_BY_USER = "cancelled_by_user"
     # Machines.
@@ -74,12 +76,16 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
+    ReasonCode.PLATFORM_NOTICE: "{platform} takes machine {machine} ({notice}): {words}",
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s, more than the {limit_s} s that it allows",
     ReasonCode.STACK_STOPPED: "mizzen was stopped; it goes on at the next start",
     ReasonCode.COMPLETED: "all {tasks} tasks ended with exit code 0",
     ReasonCode.TASK_FAILED: "task {task} ended with {status}",
     ReasonCode.RETRIES_EXHAUSTED: "task {task} ended with {status} and all {retries} retries are used up",
+    ReasonCode.CHECKPOINT_UNLOADABLE: (
+        "task {task} could not load its checkpoint ({failures} of at most {limit} attempts in a row): {error}"
+    ),
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s of the {limit_s} s that it allows",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",

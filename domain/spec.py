@@ -56,7 +56,8 @@ class JobSpec(_Frozen):
 class CheckpointSpec(_Frozen):
     """Checkpoint settings. A workload without checkpoints starts anew at each attempt."""
 
-    interval_s: float = 600.0
+    interval_s: float | None = None
+    """None: each task finds its own, by what a save costs and how often it is interrupted."""
     grace_s: float = 120.0
     """Time between the notice (SIGTERM) and SIGKILL."""
     keep: int = 2

@@ -112,6 +112,8 @@ class Machine(Base):
     address: Mapped[str]
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
+    notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """Why its platform takes it, until it comes back."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "cluster"], ["cluster.region", "cluster.name"]),
         CheckConstraint("free_cpus_milli between 0 and cpus_milli", name="machine_cpus"),
@@ -198,6 +200,17 @@ class Attempt(Base):
     checkpoint_at: Mapped[datetime | None]
     checkpoint_bytes: Mapped[int | None]
     checkpoint_s: Mapped[float | None]
+    """How long the newest save held the training up."""
+    checkpoint_write_s: Mapped[float | None]
+    """How long it took until it was durable."""
+    cadence: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """How often it saves, as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
+    load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """How loading its checkpoint went: `state`, `error`, `skipped`."""
+    notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The last word of a platform that a task acted upon, with its `decision`."""
+    lost_s: Mapped[float | None]
+    """Once it is over: seconds of work that it lost (`domain.lost_work`)."""
     gpu_types: Mapped[Json]
     """GPU type to slots that it holds."""
     cpus_milli: Mapped[int]

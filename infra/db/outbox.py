@@ -37,9 +37,11 @@ def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail
     _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
 
 
-def unconfirmed(session: Session, machine: str, run: str) -> None:
-    """Asks a machine's workflow to stop `run` (`workload.attempt`) there: it was released without its agent's word."""
-    _put(session, "unconfirmed", None, {"machine": machine, "run": run})
+def unconfirmed(session: Session, machine: str, run: str, grace_s: float = 0.0) -> None:
+    """Asks a machine's workflow to stop `run` (`workload.attempt`) there: it was released before its tasks had ended,
+    for all that is known. They have `grace_s` to save.
+    """
+    _put(session, "unconfirmed", None, {"machine": machine, "run": run, "grace_s": grace_s})
 
 
 def wake_scheduler(session: Session) -> None:
