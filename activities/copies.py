@@ -1,7 +1,6 @@
 """Bytes between regions: a moved workload's checkpoints, and replicas of tables."""
 
 import contextvars
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,10 @@ from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.models import Region, Replica, Table
 from infra.db.session import transaction
-from infra.objects.copying import copy_prefix
-from infra.objects.store import MissingObject, ObjectStore, open_store
+from mizzen.checkpoint.copying import copy_committed, fence
+from mizzen.objects.copying import copy_prefix
+from mizzen.objects.store import ObjectStore, open_store
 
-MANIFEST = "manifest.json"
-FENCE = "fence"
 _SHOW_EVERY_S = 1.0
 """How often a table's copied bytes are written down for people to see."""
 
@@ -61,26 +59,21 @@ class CopyActivities:
         self._engine = engine
         self._settings = settings
 
-    def _store(self, region: str) -> ObjectStore:
+    def _store(self, region: str, prefix: str = "") -> ObjectStore:
         with transaction(self._engine) as session:
             row = session.get(Region, region)
         if row is None:
             raise ApplicationError(f"no region {region}", type="UnknownRegion", non_retryable=True)
-        return open_store(row.bucket_url)
+        return open_store(f"{row.bucket_url.rstrip('/')}/{prefix}" if prefix else row.bucket_url)
 
     @activity.defn(name=Activity.COPY_CHECKPOINT.value)
     def copy_checkpoint(self, request: CheckpointCopy) -> int:
-        """Fences the source for older attempts, then copies the committed checkpoints, each with its manifest last."""
-        source, target = self._store(request.source_region), self._store(request.target_region)
+        """Fences the source for older attempts, then copies the committed checkpoints, each record last."""
         prefix = ids.checkpoint_prefix(request.workload_id)
-        raise_fence(source, prefix, request.attempt)
-        committed = sorted(
-            info.key[: -len(MANIFEST)]
-            for info in source.list(prefix)
-            if info.key.endswith(f"/{MANIFEST}") and info.key[len(prefix) :].startswith("step-")
-        )
+        source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
+        fence(source, request.attempt, f"copy to {request.target_region}")
         with _beating() as beat:
-            return sum(copy_prefix(source, target, folder, last=(MANIFEST,), progress=beat) for folder in committed)
+            return copy_committed(source, target, progress=beat)
 
     @activity.defn(name=Activity.COPY_TABLE.value)
     def copy_table(self, request: ReplicateTable) -> int:
@@ -128,14 +121,3 @@ class CopyActivities:
                 )
                 outbox.wake_scheduler(session)
         return copied
-
-
-def raise_fence(store: ObjectStore, prefix: str, attempt: int) -> None:
-    """Refuses checkpoints of attempts older than `attempt` in this bucket: a zombie there can commit none any more."""
-    key = prefix + FENCE
-    try:
-        known = int(json.loads(store.get(key))["attempt"])
-    except (MissingObject, ValueError, KeyError, TypeError):
-        known = 0  # tasks can write here, too: what is no fence keeps nobody out
-    if known < attempt:
-        store.put(key, json.dumps({"attempt": attempt}).encode())

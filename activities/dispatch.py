@@ -189,7 +189,8 @@ class Dispatcher:
             elif row.kind == "replicate":
                 deliver = self._replicate(ReplicateTable(body["table"], body["source"], body["target"]))
             elif row.kind == "unconfirmed":
-                deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]))
+                grace_s = float(body.get("grace_s", 0.0))
+                deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
             else:
                 raise ValueError(f"kind {row.kind!r} for workload {row.workload!r}")
         except (KeyError, TypeError, ValueError) as error:
@@ -232,9 +233,9 @@ class Dispatcher:
                 await self._start(WorkloadInput(workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES))
                 await handle.signal("mail", mail)
 
-    async def _unconfirmed(self, machine_workflow: str, run: str) -> None:
+    async def _unconfirmed(self, machine_workflow: str, run: str, grace_s: float) -> None:
         try:
-            await self._client.get_workflow_handle(machine_workflow).signal("unconfirmed", run)
+            await self._client.get_workflow_handle(machine_workflow).signal("unconfirmed", args=[run, grace_s])
         except RPCError as error:
             # Nobody attends to the machine then: its agent announces itself again, and registering it asks Postgres.
             if error.status is not RPCStatusCode.NOT_FOUND:

@@ -15,18 +15,19 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.workloads import set_progress
+from activities.workloads import record_checkpoint, set_progress
 from domain import ids
 from domain.phases import PLACED_PHASES, Phase
-from domain.protocol import Activity, MailKind, NodeHeartbeat, TaskProgress
+from domain.protocol import Activity, MailKind, NodeHeartbeat
 from domain.reasons import Reason, ReasonCode
+from domain.reported import TaskProgress
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import changes, events, outbox
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Region, Workload
 from infra.db.session import in_thread, transaction
-from infra.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
@@ -89,16 +90,7 @@ class HouseActivities:
             saved_before = own.checkpoint_step
             set_progress(own, progress)
             if own.checkpoint_step != saved_before:
-                events.record(
-                    session,
-                    "workload.checkpoint",
-                    tenant=row.tenant,
-                    workload=workload,
-                    attempt=attempt,
-                    region=row.region,
-                    detail={"step": own.checkpoint_step, "bytes": own.checkpoint_bytes, "took_s": own.checkpoint_s},
-                    dedup=f"{attempt}:checkpoint:{own.checkpoint_step}",
-                )
+                record_checkpoint(session, row, own)
             limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s
             heard = [p.active_at_s for p in progress if p.active_at_s is not None]
             if limit_s is None or row.phase != Phase.RUNNING or own.started_at is None:

@@ -1,18 +1,22 @@
 """Writing an attempt's launch description: the one document that all its agents read."""
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from agent.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain import ids
+from domain.hazard import hazard_per_h
 from domain.protocol import Activity, LaunchPlan, NodeLaunch, StageRequest
+from domain.reasons import ReasonCode
 from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
@@ -20,7 +24,13 @@ from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Secre
 from infra.db.session import transaction
 from infra.db.tasks import tasks_of
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
-from infra.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore, open_store
+
+_INTERRUPTIONS = (ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE)
+_WINDOW = timedelta(days=14)
+"""What is older says little of a zone: its prices and its users have changed."""
+_HAZARD_KEPT_S = 60.0
+"""A region's hazard is used for so long: counting costs something, and it changes slowly."""
 
 
 class LaunchActivities:
@@ -29,12 +39,14 @@ class LaunchActivities:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
+        self._hazards: dict[str, tuple[float, float | None]] = {}
+        """Region to its hazard, and until when that is used (monotonic)."""
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
-        Carried out again, it writes the same again.
+        Carried out again, it writes the same again, but for the region's hazard as it is then.
         """
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             row = session.get_one(Workload, request.workload_id)
@@ -46,8 +58,11 @@ class LaunchActivities:
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
             checkpoint_region = row.checkpoint_region
+            hazard = self._hazard(session, region.name)
         store = open_store(region.bucket_url)
-        launch = self._describe(request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed)
+        launch = self._describe(
+            request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard
+        )
         if spec.workdir is not None:
             self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
@@ -69,6 +84,29 @@ class LaunchActivities:
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
         )
+
+    def _hazard(self, session: Session, region: str) -> float | None:
+        """Interruptions per machine hour in a region lately; None: too little was seen.
+
+        Machines that were lost, and those that their platform took. Evictions, drains and operators leave the grace in
+        which tasks save, so they lose no work, and are none of the zone's doing.
+        """
+        until_s, hazard = self._hazards.get(region, (0.0, None))
+        if time.monotonic() < until_s:
+            return hazard
+        seen = text(
+            "with ran as (select a.workload, a.attempt, a.outcome ->> 'code' as code,"
+            " extract(epoch from coalesce(a.released_at, now()) - greatest(a.started_at, now() - :window)) / 3600 as h"
+            " from attempt as a where a.region = :region and a.started_at is not null"
+            " and (a.released_at is null or a.released_at > now() - :window))"
+            " select count(distinct (ran.workload, ran.attempt)) filter (where ran.code = any(:codes)),"
+            " coalesce(sum(greatest(ran.h, 0)), 0) from ran join allocation as l using (workload, attempt)"
+        )
+        values = {"region": region, "codes": [c.value for c in _INTERRUPTIONS], "window": _WINDOW}
+        interruptions, machine_h = session.execute(seen, values).one()
+        hazard = hazard_per_h(int(interruptions), float(machine_h))
+        self._hazards[region] = time.monotonic() + _HAZARD_KEPT_S, hazard
+        return hazard
 
     @staticmethod
     def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None) -> None:
@@ -132,6 +170,7 @@ class LaunchActivities:
         machines: Sequence[str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
+        hazard: float | None,
     ) -> LaunchDescription:
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
@@ -169,6 +208,7 @@ class LaunchActivities:
                 grace_s=spec.checkpoint.grace_s,
                 keep=spec.checkpoint.keep,
                 uri=store.uri(ids.checkpoint_prefix(request.workload_id)),
+                machine_hazard_per_h=hazard,
             ),
             tables={table: store.uri(ids.table_prefix(table)) for table in spec.tables},
             files=spec.files,

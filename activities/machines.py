@@ -7,10 +7,11 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities import slots
-from domain.protocol import Activity, Attend, Hello, MailKind, Welcome
+from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
+from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region
+from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
 
 
@@ -53,6 +54,11 @@ class MachineActivities:
             given_up = rebooted or row.lost_at is not None
             if given_up and row.lost_at is None:
                 row.lost_at = func.now()
+            if given_up and row.notice is not None:
+                # It was taken, and is back. What another cordon was for may still hold.
+                row.notice = None
+                if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
+                    row.cordon = None
             fits = _resize(row, hello)
             if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
@@ -100,6 +106,40 @@ class MachineActivities:
             events.record(session, "machine.lost", region=row.region, machine=row.id)
             for workload, attempt in _live(session, row.id):
                 outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=row.id)
+
+    @activity.defn(name=Activity.MACHINE_NOTICED.value)
+    def noticed(self, told: MachineNotice) -> None:
+        """A platform takes the machine: nothing new is placed there, and what runs there goes back to the queue.
+
+        The word of a task is about its own attempt only: it could say anything. Told again, nothing changes, and a
+        cordon that an operator took away stays away.
+        """
+        reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
+        with transaction(self._engine) as session:
+            row = session.get(Machine, told.machine, with_for_update=True)
+            if row is None or row.incarnation != told.incarnation or row.state == "lost":
+                return
+            live = _live(session, row.id)
+            if told.run is not None:
+                live = [(w, a) for w, a in live if f"{w}.{a}" == told.run]
+            elif row.notice is None:
+                row.notice = reason.to_json()
+                row.cordon = row.cordon or row.notice
+                events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
+            for workload, attempt in live:
+                if events.record(
+                    session,
+                    "workload.notice",
+                    tenant=session.get_one(Workload, workload).tenant,
+                    workload=workload,
+                    attempt=attempt,
+                    region=row.region,
+                    machine=row.id,
+                    reason=reason,
+                    dedup=f"{attempt}:notice",
+                ):
+                    detail = {**reason.detail, "code": reason.code.value}
+                    outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:

@@ -42,6 +42,7 @@ class AttemptRow(NamedTuple):
     released_us: int | None
     started_us: int | None
     checkpoint_us: int | None
+    """From when on its work is lost by an eviction; None: it is not known to have a checkpoint."""
     ready: bool
     evicting: bool
     rank: int
@@ -104,7 +105,8 @@ _WORKLOAD = (
 )
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
-    " a.checkpoint_at,"
+    # What resumed from a checkpoint and has saved none since has lost nothing before its start.
+    " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8"
     " from attempt as a join workload as w on w.id = a.workload"

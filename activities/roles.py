@@ -51,8 +51,9 @@ def control_activities(
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings, client)
     return [
-        workloads.transition, workloads.release, launch.stage, launch.staged_here, auction.scan, auction.award,
-        auction.dry_run, machines.register, machines.ready, machines.lost, house.collect, house.reconcile, house.expire,
+        workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
+        auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
+        house.collect, house.reconcile, house.expire,
     ]  # fmt: skip
 
 

@@ -27,12 +27,14 @@ def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
     return {row.id: row for row in rows.all()}
 
 
-def release(session: Session, workload: str, attempt: int, silent: Collection[str] = ()) -> dict[str, Machine]:
+def release(
+    session: Session, workload: str, attempt: int, silent: Collection[str] = (), flushing_s: float = 0.0
+) -> dict[str, Machine]:
     """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
 
     Tells each successor that now holds everything (`slots_ready`). Returns its machines by id, locked. On `silent` ones
-    tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, and whoever
-    was to succeed there is told that it is lost.
+    tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, within
+    `flushing_s` seconds in which they may save, and whoever was to succeed there is told that it is lost.
     """
     own = session.scalars(
         select(Allocation)
@@ -50,7 +52,7 @@ def release(session: Session, workload: str, attempt: int, silent: Collection[st
         session.flush()
         heirs = _successors(session, row)
         if doubtful:
-            _doubt(session, machines[row.machine], row, heirs)
+            _doubt(session, machines[row.machine], row, heirs, flushing_s)
         for successor in heirs:
             _hand_over(row, successor)
             session.flush()
@@ -60,12 +62,14 @@ def release(session: Session, workload: str, attempt: int, silent: Collection[st
     return machines
 
 
-def _doubt(session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation]) -> None:
+def _doubt(
+    session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation], flushing_s: float
+) -> None:
     """Keeps work from a locked machine on which `given`'s tasks may still run."""
     if machine.state == "lost":
         return  # It is asked when it comes back, and its heirs have been told.
     machine.state = "joining"
-    outbox.unconfirmed(session, machine.id, f"{given.workload}.{given.attempt}")
+    outbox.unconfirmed(session, machine.id, f"{given.workload}.{given.attempt}", flushing_s)
     for heir in heirs:
         outbox.mail(session, heir.workload, MailKind.MACHINE_LOST, heir.attempt, machine=machine.id)
 

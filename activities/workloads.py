@@ -1,6 +1,7 @@
 """A workload's row: phase changes and the end of an attempt."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,11 +12,13 @@ from temporalio.exceptions import ApplicationError
 
 from activities import slots
 from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import Activity, ReleaseRequest, TaskProgress, TransitionRequest
+from domain.protocol import Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
+from domain.reported import LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.logs import Event, Waiting
+from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import transaction
 
@@ -82,7 +85,49 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
             attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
             attempt.checkpoint_bytes = newest.checkpoint_bytes
             attempt.checkpoint_s = newest.checkpoint_s
+            attempt.checkpoint_write_s = newest.checkpoint_write_s
+    _set_reports(attempt, sorted(progress, key=lambda p: (p.job, p.task)))
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+
+
+def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None:
+    """Writes the event of an attempt's newest checkpoint."""
+    events.record(
+        session,
+        "workload.checkpoint",
+        tenant=row.tenant,
+        workload=row.id,
+        attempt=attempt.attempt,
+        region=attempt.region,
+        detail={"step": attempt.checkpoint_step, "bytes": attempt.checkpoint_bytes, "took_s": attempt.checkpoint_s},
+        dedup=f"{attempt.attempt}:checkpoint:{attempt.checkpoint_step}",
+    )
+
+
+def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
+    """What the tasks, in order, say of cadence, loading and notices: the first that says something speaks for all.
+
+    Of loads it is the one that is least well: one that failed, then one that goes on.
+    """
+    cadences = [p.cadence for p in progress if p.cadence is not None]
+    loads = [p.load for p in progress if p.load is not None]
+    notices = [p.notice for p in progress if p.notice is not None]
+    if cadences:
+        attempt.cadence = asdict(cadences[0])
+    if loads:
+        order = [LoadState.FAILED, LoadState.STARTED, LoadState.NONE, LoadState.LOADED]
+        attempt.load = asdict(min(loads, key=lambda load: order.index(LoadState(load.state))))
+    if notices:
+        attempt.notice = asdict(notices[0])
+
+
+def _set_lost_work(session: Session, attempt: Attempt) -> None:
+    """What an attempt that is over lost; nothing, if it came to the workload's end."""
+    session.flush()
+    session.refresh(attempt, ["released_at", "started_at"])
+    if attempt.released_at is None or (attempt.outcome or {}).get("code") == ReasonCode.COMPLETED:
+        return
+    attempt.lost_s = lost_by(attempt, attempt.released_at.timestamp())
 
 
 class WorkloadActivities:
@@ -116,7 +161,7 @@ class WorkloadActivities:
             attempt = session.get(Attempt, (request.workload_id, request.attempt))
             if attempt is None or attempt.released_at is not None:
                 return
-            machines = slots.release(session, row.id, request.attempt, request.silent_machines)
+            machines = slots.release(session, row.id, request.attempt, request.silent_machines, request.flushing_s)
             session.refresh(attempt, with_for_update=True)  # only now: see the order of locks in `slots`
             set_progress(attempt, request.progress)
             attempt.released_at = func.clock_timestamp()
@@ -132,8 +177,23 @@ class WorkloadActivities:
                 resumed_step=attempt.resumed_step,
             )
             row.region = None
+            _set_lost_work(session, attempt)
             self._judge_machines(session, row.id, machines, request.blames_machine, phase)
             outbox.wake_scheduler(session)
+
+    @activity.defn(name=Activity.FLUSHED.value)
+    def flushed(self, request: FlushedRequest) -> None:
+        """Takes what tasks reported last of an attempt that was released while they saved."""
+        with transaction(self._engine) as session:
+            row = locked(session, request.workload_id)
+            attempt = session.get(Attempt, (request.workload_id, request.attempt), with_for_update=True)
+            if attempt is None or attempt.released_at is None:
+                return
+            before = attempt.checkpoint_step
+            set_progress(attempt, request.progress)
+            _set_lost_work(session, attempt)
+            if attempt.checkpoint_step != before:
+                record_checkpoint(session, row, attempt)
 
     def _judge_machines(
         self, session: Session, workload: str, machines: Mapping[str, Machine], blamed: str | None, phase: Phase

@@ -2,5 +2,5 @@
 
 What belongs here: the agent's activities, the shim under which each task runs, launch descriptions, port reservation,
 log shipping, and the hosting of one or several machines' agents on a computer. May import value types (`domain`),
-`infra.objects`, `infra.config`, `infra.errors` and `infra.temporal_client`; nothing that decides, no database, no API.
+`mizzen.objects`, `infra.config`, `infra.errors` and `infra.temporal_client`; nothing that decides, no database, no API.
 """

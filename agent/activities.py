@@ -20,8 +20,9 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from agent import tasks
 from agent.config import AgentConfig
 from agent.logs import Shipping, log_tail
+from agent.notices import MachineNotices
 from agent.ports import reserve
-from agent.progress import read_progress
+from agent.progress import NoticeReader, read_progress
 from agent.sealed import CannotUnseal
 from agent.staging import BadLaunch, StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
@@ -47,8 +48,11 @@ _TAILS_BYTES = 64 << 10
 class NodeActivities:
     """The activities of one machine."""
 
-    def __init__(self, config: AgentConfig, state: StateFolder, stager: Stager, shipping: Shipping) -> None:
+    def __init__(
+        self, config: AgentConfig, state: StateFolder, stager: Stager, shipping: Shipping, notices: MachineNotices
+    ) -> None:
         self._config = config
+        self._notices = notices
         self._state = state
         self._stager = stager
         self._shipping = shipping
@@ -83,7 +87,10 @@ class NodeActivities:
                 async with self._lock(request.workload_id):
                     self._refuse_stopped(request.workload_id, request.attempt)
                     await self._start(staged, request.masters)
-            await self._watch(staged)
+            try:
+                await self._watch(staged)
+            finally:
+                self._notices.over(staged.folder.key)
             return await asyncio.to_thread(self._outcome, staged)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -169,8 +176,13 @@ class NodeActivities:
         self._ship_all(staged.folder)
 
     async def _watch(self, staged: StagedAttempt) -> None:
-        """Until nothing runs: stop all when one failed."""
+        """Until nothing runs: stop all when one failed, or when the platform takes the machine.
+
+        The tasks get that notice from here, at once: some platforms leave five seconds, and Temporal may be away.
+        """
         runs = staged.runs
+        readers = [NoticeReader(run) for run in runs]
+        grace_s = staged.launch.checkpoint.grace_s
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
         next_heartbeat_s = 0.0
         noticed = False
@@ -182,11 +194,19 @@ class NodeActivities:
                 next_heartbeat_s = now_s + pause_s
             if not running:
                 return
+            for told in filter(None, (reader.read() for reader in readers)):
+                if told.takes_machine:
+                    self._notices.of_run(staged.folder.key, told)
+            leaving = self._notices.current
+            if not noticed and leaving is not None:
+                noticed = True
+                left_s = grace_s if leaving.ends_at_s is None else max(0.0, leaving.ends_at_s - time.time())
+                await self._notify(running, min(grace_s, left_s), told=False)
             if not noticed:
                 ends = [run.exit() for run in runs] if len(running) < len(runs) else []
                 if any(end.started and not end.succeeded for end in ends if end is not None):
                     noticed = True
-                    await self._notify(running, staged.launch.checkpoint.grace_s, told=False)
+                    await self._notify(running, grace_s, told=False)
             await asyncio.sleep(self._config.poll_interval_s)
 
     async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
@@ -236,11 +256,14 @@ class NodeActivities:
             for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
             if end.started
         ]
+        progress = [read_progress(run) for run in runs]
+        told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
         return NodeOutcome(
             machine=self._config.machine,
             exits=exits,
-            progress=[read_progress(run) for run in runs],
+            progress=progress,
             stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
+            notice=self._notices.current or next(told, None),
         )
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:

@@ -9,6 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.launch import Owner
 from domain.ids import is_name, machine_id
+from mizzen.cadence import PLATFORMS as PRIORS
+from mizzen.notices.detection import PLATFORMS
+
+DETECT = "detect"
+"""A platform's name in the configuration: it is found out."""
 
 
 class AgentConfig(BaseModel):
@@ -48,6 +53,10 @@ class AgentConfig(BaseModel):
     """How often an agent that nobody attends to announces itself again."""
     keep_runs_s: float = Field(600.0, ge=0)
     """How long a run's folder is kept after all its output was shipped."""
+    platform: str | None = None
+    """Whose notices the agent listens to, by a name of `mizzen.notices` (`aws`) or of `mizzen.cadence` (`aws-spot`),
+    which also tells its tasks how often they are interrupted; `detect`: the metadata servers are asked at the start.
+    None: the agent's own `MIZZEN_PLATFORM`, and without it nobody is asked. `sigterm`: nobody is asked."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Of a working directory as it is uploaded, compressed."""
 
@@ -63,6 +72,9 @@ class AgentConfig(BaseModel):
             raise ValueError(f"ports {first} to {last}: must be a range within 1 to 65535")
         if self.run_as is not None and os.geteuid() != 0:
             raise ValueError(f"run_as {self.run_as!r}: only an agent that runs as root can start tasks as another user")
+        if self.platform is not None and self.platform not in (DETECT, *PLATFORMS, *PRIORS):
+            known = ", ".join(dict.fromkeys((DETECT, *PLATFORMS, *PRIORS)))
+            raise ValueError(f"platform {self.platform!r}: must be one of {known}")
         self.owner()
         return self
 

@@ -58,7 +58,7 @@ def serve_many(configs: Sequence[AgentConfig], temporal: TemporalSettings) -> No
         if len({str(getattr(config, field)) for config in configs}) < len(configs):
             raise ValueError(f"{field}: two machines have the same")
     if any(config.bucket_url is None or config.bucket_url.startswith("s3:") for config in configs):
-        import infra.objects.s3  # noqa: F401 - so that the forks share it
+        import mizzen.objects.s3  # noqa: F401 - so that the forks share it
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     gc.collect()
     gc.freeze()  # What is never looked at is never copied.

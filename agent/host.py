@@ -18,6 +18,7 @@ from agent import sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.logs import Shipping, shipped
+from agent.notices import MachineNotices
 from agent.staging import Stager
 from agent.state import StateFolder
 from agent.tasks import State
@@ -26,11 +27,12 @@ from domain.protocol import Hello
 from domain.version import BUILD_ID
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
-from infra.objects import open_store
 from infra.temporal_client import connect
+from mizzen.objects import open_store
 
 MACHINE_WORKFLOW = "MachineWorkflow"
 HELLO_SIGNAL = "hello"
+NOTICED_SIGNAL = "noticed"
 T = TypeVar("T")
 ClientFactory = Callable[[], Awaitable[Client]]
 _ABANDONED_S = 86400.0
@@ -39,6 +41,8 @@ _GOODBYE_S = 5.0
 """How long a stopping agent tries to tell Temporal so."""
 _HANDOVER_S = 3.0
 """After an attendance ended: how soon the next one has begun, if nothing is wrong."""
+_FORWARD_AGAIN_S = 0.5
+_LONGEST_PAUSE_S = 3600.0
 _STEADY_S = 30.0
 """A worker that worked for so long is started again without a long pause."""
 _log = logging.getLogger(__name__)
@@ -53,13 +57,19 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         ConfigurationError: another agent runs on the same state folder, or `client_factory` says so.
     """
     stop = stop or asyncio.Event()
+    try:
+        notices = MachineNotices(config.platform)
+    except ValueError as error:
+        raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
     await asyncio.to_thread(state.acquire)
     # Of its own: a bucket that does not answer must not keep tasks from being started or stopped.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor)
-    activities = NodeActivities(config, state, Stager(config, state, open_store), shipping)
+    stager = Stager(config, state, open_store, notices)
+    activities = NodeActivities(config, state, stager, shipping, notices)
     tidying = asyncio.create_task(_tidy(config, state))
+    listening = asyncio.create_task(notices.run())
     try:
         activities.resume()
         failures = 0
@@ -69,7 +79,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 client = await _unless(stop, client_factory())
                 if client is not None:
                     await _unless(stop, _say_hello(client, config, state))
-                    await _work(client, config, state, activities, stop)
+                    await _work(client, config, state, activities, notices, stop)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -79,6 +89,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 await _unless(stop, asyncio.sleep(pause_s))
     finally:
         tidying.cancel()
+        listening.cancel()
         await shipping.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
@@ -102,7 +113,12 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings) -> None:
 
 
 async def _work(
-    client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities, stop: asyncio.Event
+    client: Client,
+    config: AgentConfig,
+    state: StateFolder,
+    activities: NodeActivities,
+    notices: MachineNotices,
+    stop: asyncio.Event,
 ) -> None:
     """Poll the machine's queue until `stop` is set or Temporal refuses the worker."""
     worker = Worker(
@@ -119,6 +135,7 @@ async def _work(
     working = asyncio.create_task(worker.run())
     stopping = asyncio.create_task(stop.wait())
     announcing = asyncio.create_task(_stay_known(client, config, state, activities))
+    forwarding = asyncio.create_task(_forward(client, config, state, notices))
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -128,10 +145,10 @@ async def _work(
         if working.done():
             await working
     finally:
-        for task in (stopping, announcing, working):
+        for task in (stopping, announcing, forwarding, working):
             task.cancel()
         # A worker that cannot reach Temporal may not end for a long time; its tasks' next agent does not need it to.
-        await asyncio.wait({stopping, announcing, working}, timeout=1.0)
+        await asyncio.wait({stopping, announcing, forwarding, working}, timeout=1.0)
 
 
 async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) -> None:
@@ -175,6 +192,29 @@ async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, a
                 await _say_hello(client, config, state)
             except Exception as error:
                 _log.warning("%s: could not announce itself: %s", config.machine, error)
+
+
+async def _forward(client: Client, config: AgentConfig, state: StateFolder, notices: MachineNotices) -> None:
+    """Tell the machine's workflow of notices at once, and again while they stand: it may be new, or have been lost.
+
+    Ever more seldom: each time costs its history some events.
+    """
+    workflow = client.get_workflow_handle(machine_workflow_id(config.machine))
+    pause_s = config.hello_interval_s
+    while True:
+        try:
+            await asyncio.wait_for(notices.heard.wait(), pause_s)
+            pause_s = config.hello_interval_s
+        except TimeoutError:
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        notices.heard.clear()
+        try:
+            for notice in notices.all(config.machine, state.incarnation()):
+                await workflow.signal(NOTICED_SIGNAL, notice, rpc_timeout=timedelta(seconds=10))
+        except Exception as error:
+            _log.warning("%s: a notice could not be forwarded, next try soon: %s", config.machine, error)
+            await asyncio.sleep(_FORWARD_AGAIN_S)
+            notices.heard.set()
 
 
 async def _tidy(config: AgentConfig, state: StateFolder) -> None:

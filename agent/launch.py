@@ -25,12 +25,15 @@ class _Frozen(BaseModel):
 class CheckpointLaunch(_Frozen):
     """Checkpoint settings of the attempt."""
 
-    interval_s: float
+    interval_s: float | None = None
+    """Seconds from one save to the next, where the user asked for an interval; None: each task finds its own."""
     grace_s: float
     """Time from the notice (SIGTERM) to SIGKILL."""
     keep: int
     uri: str
     """Folder of the workload's checkpoints in the region's bucket."""
+    machine_hazard_per_h: float | None = Field(None, gt=0)
+    """Interruptions per machine hour that the scheduler has seen in the region; None: too little was seen."""
 
 
 class LogLaunch(_Frozen):
@@ -162,10 +165,12 @@ def environment(
     report: Path,
     python: str,
     secrets: Mapping[str, str],
+    platform: str | None = None,
 ) -> dict[str, str]:
     """The whole environment of a task: nothing of the agent's own is in it.
 
-    `masters` is job to `address:port`, `secrets` are those of the task's job. The user's variables may replace PATH,
+    `masters` is job to `address:port`, `secrets` are those of the task's job, `platform` is what the machine's
+    configuration says of how often it is interrupted. The user's variables may replace PATH,
     HOME and LANG, and none of those that mizzen hands out; no name that starts with `MIZZEN_` is theirs.
     """
     job = launch.jobs[place.job]
@@ -182,7 +187,6 @@ def environment(
         "MIZZEN_MACHINE": place.machine,
         "MIZZEN_RUN_ID": run_id(launch.workload_id, launch.attempt, place.job, place.task),
         "MIZZEN_CHECKPOINT_URI": launch.checkpoint.uri,
-        "MIZZEN_CHECKPOINT_INTERVAL_S": f"{launch.checkpoint.interval_s:.12g}",
         "MIZZEN_CHECKPOINT_KEEP": str(launch.checkpoint.keep),
         "MIZZEN_GRACE_S": f"{launch.checkpoint.grace_s:.12g}",
         "MIZZEN_REPORT": str(report),
@@ -193,7 +197,14 @@ def environment(
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "NODE_RANK": str(place.node_rank),
+        "MIZZEN_GANG_MACHINES": str(len({task.machine for task in launch.tasks})),
     }
+    if launch.checkpoint.interval_s is not None:
+        ours["MIZZEN_CHECKPOINT_INTERVAL_S"] = f"{launch.checkpoint.interval_s:.12g}"
+    if launch.checkpoint.machine_hazard_per_h is not None:
+        ours["MIZZEN_MACHINE_HAZARD_PER_H"] = f"{launch.checkpoint.machine_hazard_per_h:.6g}"
+    if platform is not None:
+        ours["MIZZEN_PLATFORM"] = platform
     for table, uri in launch.tables.items():
         ours[f"MIZZEN_TABLE_{_variable(table)}"] = uri
     for name, address in masters.items():

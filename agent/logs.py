@@ -31,7 +31,7 @@ from agent.launch import LogLaunch
 from agent.sealed import Secrets
 from agent.tasks import RunFolder, State
 from domain.ids import log_prefix
-from infra.objects import ObjectStore
+from mizzen.objects import ObjectStore
 
 MASK = b"***"
 MAX_SEGMENT_BYTES = 1 << 20

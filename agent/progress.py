@@ -3,32 +3,95 @@
 import json
 import math
 import os
+import re
 import stat
 import time
 from typing import Any
 
 from agent.tasks import RunFolder
-from domain.protocol import TaskProgress
+from domain.reported import CadenceReport, LoadReport, LoadState, NoticeReport, TaskProgress
 
 _MAX_REPORT_BYTES = 64 << 10
+_MAX_WORDS = 500
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+"""A platform's name, or a kind of notice."""
+_LATEST_S = 253402300799.0
+"""The end of the year 9999: no time that is told comes later."""
 
 
 def read_progress(run: RunFolder) -> TaskProgress:
     """The task's progress. A report that is absent, forged or half sensible gives as much as can be trusted."""
     report = _read_report(run.report)
-    checkpoint = report.get("checkpoint")
-    if not isinstance(checkpoint, dict):
-        checkpoint = {}
+    checkpoint = _part(report, "checkpoint")
     return TaskProgress(
         job=run.job,
         task=run.task,
         step=_whole(report.get("step")),
         resumed_step=_whole(report.get("resumed_step")),
         checkpoint_step=_whole(checkpoint.get("step")),
-        checkpoint_at_s=_number(checkpoint.get("at_s")),
+        checkpoint_at_s=_time(checkpoint.get("at_s")),
         checkpoint_bytes=_whole(checkpoint.get("bytes")),
         checkpoint_s=_number(checkpoint.get("duration_s")),
         active_at_s=last_sign_s(run),
+        checkpoint_write_s=_number(checkpoint.get("write_s")),
+        cadence=_cadence(_part(report, "cadence")),
+        load=_load(_part(report, "load")),
+        notice=_notice(_part(report, "notice")),
+    )
+
+
+class NoticeReader:
+    """Reads one task's notice again and again, its file only where that has changed since the last look."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._seen: tuple[int, int, int] | None = None
+        self._notice: NoticeReport | None = None
+
+    def read(self) -> NoticeReport | None:
+        """The notice that the task reports now."""
+        try:
+            status = os.lstat(self._run.report)
+        except OSError:
+            return self._notice
+        now = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if now != self._seen:
+            self._seen = now
+            self._notice = _notice(_part(_read_report(self._run.report), "notice"))
+        return self._notice
+
+
+def _cadence(body: dict[str, Any]) -> CadenceReport | None:
+    interval_s = _number(body.get("interval_s"))
+    if interval_s is None:
+        return None
+    return CadenceReport(
+        interval_s,
+        _number(body.get("cost_s")),
+        _number(body.get("mtbf_s")),
+        _number(body.get("step_s")),
+        _words(body.get("source")),
+    )
+
+
+def _load(body: dict[str, Any]) -> LoadReport | None:
+    state = body.get("state")
+    if not isinstance(state, str) or state not in list(LoadState):
+        return None
+    return LoadReport(state, _words(body.get("error")), _whole(body.get("skipped")) or 0)
+
+
+def _notice(body: dict[str, Any]) -> NoticeReport | None:
+    platform, kind, at_s = body.get("platform"), body.get("kind"), _time(body.get("at_s"))
+    if not (isinstance(platform, str) and isinstance(kind, str) and at_s is not None):
+        return None
+    if not _NAME.fullmatch(platform) or not _NAME.fullmatch(kind):
+        return None
+    # A writer that says nothing of it is of an older SDK, whose only uncertain kind this is.
+    certain = body.get("certain", kind != "rebalance") is True
+    ends_at_s = _time(body.get("ends_at_s"))
+    return NoticeReport(
+        platform, kind, certain, at_s, ends_at_s, _words(body.get("words")) or "", _words(body.get("decision"))
     )
 
 
@@ -65,6 +128,23 @@ def _read_report(path: os.PathLike[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             return {}
     return body if isinstance(body, dict) else {}
+
+
+def _part(report: dict[str, Any], name: str) -> dict[str, Any]:
+    part = report.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _words(value: object) -> str | None:
+    """A text that Postgres and people can take: no zero characters or lone surrogates, and not long."""
+    if not isinstance(value, str):
+        return None
+    return value[:_MAX_WORDS].replace("\0", "").encode(errors="replace").decode()
+
+
+def _time(value: object) -> float | None:
+    number = _number(value)
+    return number if number is not None and number <= _LATEST_S else None
 
 
 def _number(value: object) -> float | None:

@@ -10,9 +10,11 @@ Standard library only, and imports nothing of ours. It leaves its parent's sessi
 
 A folder with `pid.json` or `exit.json` is never started again: a task starts at most once, whoever retries.
 
-SIGTERM to the shim is the stop: the task's process group gets SIGTERM, and SIGKILL at the deadline in `stop.json`
-(`deadline_boot_s`, on CLOCK_BOOTTIME), or after the launch's `grace_s` where there is no such file. Until then the
-task's children may finish even if its first process is gone: a shell dies of the notice before its trainer has saved.
+SIGTERM to the shim is the stop: the task gets SIGTERM, and SIGKILL at the deadline in `stop.json` (`deadline_boot_s`,
+on CLOCK_BOOTTIME), or after the launch's `grace_s` where there is no such file. The notice goes to the top of the
+task's process tree, and to a process below only when its parent is gone: a trainer whose data loaders died of the
+notice could not save any more, and a launcher passes it on in its own way. A shell passes nothing on, so what it runs
+is told with it. Until the deadline the task's children may finish even if its first process is gone.
 The task's dead leader is reaped last, so that its process group cannot become another's in the meantime.
 """
 
@@ -39,6 +41,8 @@ CANNOT_RUN = 127
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"}
+"""Names of processes that do not pass SIGTERM on to what they run."""
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +67,15 @@ def process_stat(pid: int) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def process_name(pid: int) -> str:
+    """The name of a process (15 bytes at most); empty: there is none."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except (OSError, ValueError):
+        return ""
 
 
 def process_table() -> dict[int, tuple[str, int, int]]:
@@ -172,6 +185,8 @@ class _Task:
         self.pid = pid
         self.ended = False
         self.deadline_s: float | None = None
+        self.noticed: set[tuple[int, int]] = set()
+        """Pid and start time of those that got the notice."""
 
     def reap(self) -> None:
         """See whether the task ended, and bury what else died; the task itself stays unburied."""
@@ -197,17 +212,36 @@ class _Task:
         return {pid for pid in descendants({me}, table) - {self.pid} if table[pid][0] not in "ZX"}
 
     def notice(self) -> None:
-        """SIGTERM to the whole process group the first time; the earliest deadline counts."""
+        """SIGTERM to the top of the tree the first time (`pass_on`); the earliest deadline counts."""
         try:
             with open(f"{self.folder}/{STOP_FILE}") as file:
                 deadline_s = float(json.load(file)["deadline_boot_s"])
         except (OSError, ValueError, KeyError):
             deadline_s = boot_time_s() + float(self.launch["grace_s"])
-        first = self.deadline_s is None
         self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
-        if first and not self.ended:
-            _signal_group(self.pid, signal.SIGTERM)
-            _signal_group(self.pid, signal.SIGCONT)  # A stopped process would not see the notice.
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """SIGTERM, once each, to those at the top of the task's tree: the task, and whoever lost its parent.
+
+        Where one of them is a shell, to its children too: it dies of the notice, or waits for them without a word.
+        """
+        table = process_table()
+        children: dict[int, list[int]] = {}
+        for pid, (_, parent, _) in table.items():
+            children.setdefault(parent, []).append(pid)
+        ahead = sorted(children.get(os.getpid(), ()))
+        while ahead:
+            pid = ahead.pop(0)
+            state, _, start = table[pid]
+            if state in "ZX":
+                continue
+            if process_name(pid) in _SHELLS:
+                ahead += sorted(children.get(pid, ()))
+            if (pid, start) not in self.noticed:
+                self.noticed.add((pid, start))
+                _signal(pid, signal.SIGTERM)
+                _signal(pid, signal.SIGCONT)  # A stopped process would not see the notice.
 
     def kill(self) -> None:
         """SIGKILL to everything, until nothing is left that may be killed."""
@@ -241,16 +275,17 @@ class _Task:
                 timeout_s = self.deadline_s - boot_time_s()
                 if timeout_s <= 0:
                     return
-                if self.ended:
-                    timeout_s = min(timeout_s, 0.25)  # Whose parent lives and does not wait sends us no signal.
+                self.pass_on()
+                # Who dies below the top sends us no signal, and leaves children that do not know yet.
+                timeout_s = min(timeout_s, 0.25)
             seen = signal.sigtimedwait(_WATCHED, timeout_s)
             if seen is not None and seen.si_signo == signal.SIGTERM:
                 self.notice()
 
 
-def _signal_group(leader: int, number: int) -> None:
+def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+        os.kill(pid, number)
 
 
 def supervise(folder: str, launch: dict[str, Any], started: int) -> None:

@@ -15,12 +15,13 @@ from agent.cgroups import make_cgroup
 from agent.config import AgentConfig
 from agent.launch import LaunchDescription, TaskLaunch, TaskPlace, environment
 from agent.logs import Masker
+from agent.notices import MachineNotices
 from agent.sealed import Secrets, unseal
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from agent.unpack import BadArchive, fill_workdir
 from domain.ids import archive_key
-from infra.objects import MissingObject, ObjectStore
+from mizzen.objects import MissingObject, ObjectStore
 
 _CHUNK_BYTES = 8 << 20
 
@@ -53,8 +54,15 @@ class StagedAttempt:
 class Stager:
     """Stages attempts in a machine's state folder. Blocking; repetition finds what the first try did."""
 
-    def __init__(self, config: AgentConfig, state: StateFolder, open_bucket: Callable[[str], ObjectStore]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        state: StateFolder,
+        open_bucket: Callable[[str], ObjectStore],
+        notices: MachineNotices,
+    ) -> None:
         self._config = config
+        self._notices = notices
         self._state = state
         self._open_bucket = open_bucket
         self._owner = config.owner()
@@ -118,6 +126,7 @@ class Stager:
             home=run.work,
             report=run.report,
             python=sys.executable,
+            platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
         )
         owner = self._owner

@@ -221,7 +221,7 @@ def settle(run: RunFolder) -> None:
 
 
 def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
-    """Give the task notice (SIGTERM to its process group) and `grace_s` seconds; the shim sees to it from there.
+    """Give the task notice (SIGTERM) and `grace_s` seconds; the shim sees to it from there.
 
     One that was not started never will be. One that has ended keeps its status. Of several deadlines the earliest
     counts.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.launch import Owner
-from infra.objects import check_key
+from mizzen.objects import check_key
 
 MAX_UNPACKED_BYTES = 4 << 30
 MAX_MEMBERS = 100_000

@@ -2,19 +2,23 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, defer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from infra.db import published
+from infra.db.lost_work import lost_by
+from infra.db.models import Attempt
 from infra.db.session import transaction
 
 _log = logging.getLogger(__name__)
@@ -94,6 +98,7 @@ class Installation(Collector):
                 codes=[code.value for code in PREEMPTIONS],
             )[0][0]
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+            yield from self._checkpoints(session)
             auctions = CounterMetricFamily(
                 "mizzen_auction", "What scans and auctions did since their worker started", labels=["what"]
             )
@@ -103,6 +108,50 @@ class Installation(Collector):
             ):
                 auctions.add_metric([str(what)], _number(count))
             yield auctions
+
+    @staticmethod
+    def _checkpoints(session: Session) -> Iterator[Metric]:
+        """Checkpoints of what runs, by region: no labels for workloads, of which there are many."""
+        families = [
+            GaugeMetricFamily(f"mizzen_{name}", text_, labels=["region"])
+            for name, text_ in (
+                ("checkpoint_oldest_seconds", "Age of the oldest newest checkpoint of what runs, or its time running"),
+                ("checkpoint_bytes", "Size of the newest checkpoints of what runs"),
+                ("checkpoint_interval_seconds", "W: work between two saves, mean over what runs"),
+                ("checkpoint_cost_seconds", "C: what a save costs the training, mean over what runs"),
+                ("gang_mtbf_seconds", "mu: mean time between interruptions of a gang, mean over what runs"),
+                ("work_at_risk_seconds", "Work that would be lost if all that runs were interrupted now"),
+            )
+        ]
+        live: dict[str, list[Attempt]] = defaultdict(list)
+        running = select(Attempt).where(Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
+        # Without the plans, which may be large.
+        for attempt in session.scalars(running.options(defer(Attempt.plan))):
+            live[attempt.region].append(attempt)
+        now_s = float(session.execute(text("select extract(epoch from clock_timestamp())")).scalar_one())
+        for region, attempts in sorted(live.items()):
+            since = [a.checkpoint_at or a.started_at for a in attempts]
+            cadences = [a.cadence or {} for a in attempts]
+            values = (
+                max(max(0.0, now_s - at.timestamp()) for at in since if at is not None),
+                float(sum(a.checkpoint_bytes or 0 for a in attempts)),
+                *(_mean(c.get(name) for c in cadences) for name in ("interval_s", "cost_s", "mtbf_s")),
+                sum(lost_by(a, now_s) for a in attempts),
+            )
+            for family, value in zip(families, values, strict=True):
+                if value is not None:
+                    family.add_metric([region], value)
+        yield from families
+        lost = CounterMetricFamily("mizzen_work_lost_seconds", "Work that interruptions have lost", labels=["region"])
+        summed = "select region, coalesce(sum(lost_s), 0) from attempt group by region order by region"
+        for region, seconds in session.execute(text(summed)):
+            lost.add_metric([region], _number(seconds))
+        yield lost
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _number(value: object) -> float:

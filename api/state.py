@@ -19,8 +19,8 @@ from infra.config import Settings
 from infra.db import published
 from infra.db.session import open_engine, transaction
 from infra.errors import ConfigurationError
-from infra.objects import ObjectStore, open_store
 from infra.temporal_client import connect
+from mizzen.objects import ObjectStore, open_store
 
 T = TypeVar("T")
 _POOL = 16

@@ -96,6 +96,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is for whoever asked for this.
     solver.parameters.max_deterministic_time = budget / _PROPOSALS
     before = _by_rank(head, alone)
     for _ in range(_PROPOSALS):

@@ -89,6 +89,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         bucket_url=options["bucket"],
         state_dir=options["state_dir"],
         run_as=options["run_as"],
+        platform=options["platform"],
     )
     run_one(config, settings.temporal)
 

@@ -20,9 +20,9 @@ with workflow.unsafe.imports_passed_through():
         RunNode,
         StopNode,
         TaskExit,
-        TaskProgress,
     )
     from domain.reasons import Reason, ReasonCode
+    from domain.reported import TaskProgress
     from workflows.effects import give_up, stop_node
 
 _PREPARE_S = 600.0
@@ -57,6 +57,8 @@ class GangEnd:
     first_failure: Failure
     refused: LaunchFailure | None = None
     """A machine would not run its tasks, and no task failed by itself."""
+    noticed: Reason | None = None
+    """A platform said that it takes one of its machines."""
     progress: tuple[TaskProgress, ...] = field(default=())
 
 
@@ -156,6 +158,20 @@ class Gang:
             return True
         return self._lost is not None or any(not self._good(self._outcomes[m]) for m in self._finished)
 
+    @property
+    def still_running(self) -> list[str]:
+        """Machines of which no end was heard, sorted."""
+        return sorted({n.machine for n in self._plan.nodes} - self._outcomes.keys())
+
+    @property
+    def noticed(self) -> Reason | None:
+        """Why machines go whose tasks ended, by their platform's word; None: nobody said so. The first that ended."""
+        for machine in self._order():
+            notice = self._outcomes[machine].notice
+            if notice is not None and not self._good(self._outcomes[machine]):
+                return Reason(ReasonCode.PLATFORM_NOTICE, {"machine": machine, **notice.numbers()})
+        return None
+
     @staticmethod
     def _good(outcome: NodeOutcome) -> bool:
         return not outcome.stopped and bool(outcome.exits) and all(e.succeeded for e in outcome.exits)
@@ -206,6 +222,7 @@ class Gang:
             lost_machine=lost,
             first_failure=self._first_failure([e for _, e in exits]),
             refused=None if failed else self._refused,
+            noticed=self.noticed,
             progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
         )
 

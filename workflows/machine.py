@@ -1,6 +1,7 @@
 """A machine's registration: known alive by one long heartbeating activity, lost when that stops."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
@@ -9,7 +10,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity, Attend, Hello, StopNode, Welcome
+    from domain.protocol import Activity, Attend, Hello, MachineNotice, StopNode, Welcome
     from workflows.effects import give_up, record, stop_node
 
 LONG_HISTORY_EVENTS = 2000
@@ -22,7 +23,8 @@ class MachineWorkflow:
 
     def __init__(self) -> None:
         self._hello: Hello | None = None
-        self._unconfirmed: list[str] = []
+        self._unconfirmed: list[tuple[str, float]] = []
+        self._notices: list[MachineNotice] = []
 
     @workflow.signal
     def hello(self, hello: Hello) -> None:
@@ -30,9 +32,17 @@ class MachineWorkflow:
         self._hello = hello
 
     @workflow.signal
-    def unconfirmed(self, run: str) -> None:
-        """A gang gave up `run` (`workload.attempt`) here and could not ask whether its tasks have ended."""
-        self._unconfirmed.append(run)
+    def unconfirmed(self, run: str, grace_s: float = 0.0) -> None:
+        """A gang gave up `run` (`workload.attempt`) here before its tasks have ended, for all that it knows.
+
+        They may go on for `grace_s` to save.
+        """
+        self._unconfirmed.append((run, grace_s))
+
+    @workflow.signal
+    def noticed(self, notice: MachineNotice) -> None:
+        """A platform takes the machine, by its agent's or a task's word."""
+        self._notices.append(notice)
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
@@ -45,24 +55,24 @@ class MachineWorkflow:
             self._unconfirmed.clear()  # What was given up so far, registering finds out.
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
             attend = Attend(machine, hello.incarnation, welcome.stop)
-            if await self._stop_all(machine, welcome.stop, welcome):
+            if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome):
                 await self._attend(attend, welcome)
             elif self._hello is None:
                 await record(Activity.MACHINE_LOST, attend)
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(args=[machine, self._hello])
 
-    async def _stop_all(self, machine: str, runs: list[str], welcome: Welcome) -> bool:
-        """Stops runs that were given up while the agent could not be asked; False if it is gone again.
+    async def _stop_all(self, machine: str, runs: list[tuple[str, float]], welcome: Welcome) -> bool:
+        """Stops runs that were given up, each within its grace; False if the agent is gone again.
 
         Nothing is placed on a machine before this: a slot has one holder even where the old one outlived a partition.
         """
-        for run in runs:
+        for run, grace_s in runs:
             workload, _, attempt = run.rpartition(".")
             try:
                 await stop_node(
                     machine,
-                    StopNode(workload, int(attempt), 0.0),
+                    StopNode(workload, int(attempt), grace_s),
                     lost_after_s=welcome.lost_after_s,
                     heartbeat_timeout_s=welcome.heartbeat_timeout_s,
                 )
@@ -87,7 +97,7 @@ class MachineWorkflow:
         while not handle.done() and self._hello is None:
             if self._unconfirmed:
                 await self._clear(attend, welcome, handle)
-            await workflow.wait_condition(lambda: handle.done() or self._hello is not None or self._unconfirmed != [])
+            await self._until(lambda: handle.done() or self._hello is not None or self._unconfirmed != [])
         if not handle.done():
             give_up(handle)
             return
@@ -100,10 +110,18 @@ class MachineWorkflow:
         """Stops what gangs gave up here; then work may be placed again. Other gangs' tasks go on meanwhile."""
         runs, self._unconfirmed = self._unconfirmed, []
         stopping = asyncio.ensure_future(self._stop_all(attend.machine, runs, welcome))
-        await workflow.wait_condition(lambda: stopping.done() or attendance.done() or self._hello is not None)
+        await self._until(lambda: stopping.done() or attendance.done() or self._hello is not None)
         if not stopping.done():
             give_up(stopping)
         elif await stopping:
-            await record(Activity.MACHINE_READY, Attend(attend.machine, attend.incarnation, runs))
+            await record(Activity.MACHINE_READY, Attend(attend.machine, attend.incarnation, [run for run, _ in runs]))
         else:
             self._unconfirmed += runs
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Until `holds`; notices that come meanwhile are passed on at once: some leave five seconds."""
+        while True:
+            await workflow.wait_condition(lambda: holds() or self._notices != [])
+            if not self._notices:
+                return
+            await record(Activity.MACHINE_NOTICED, self._notices.pop(0))

@@ -14,23 +14,30 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol import (
         Activity,
         CheckpointCopy,
+        FlushedRequest,
         LaunchPlan,
         Mail,
         MailKind,
         ReleaseRequest,
         StageRequest,
-        TaskProgress,
         TransitionRequest,
         WorkloadInput,
     )
     from domain.reasons import Reason, ReasonCode
+    from domain.reported import TaskProgress
     from workflows.effects import give_up, on_region, record, show_in_temporal
+    from workflows.flushes import Flushes
     from workflows.gang import Gang, GangEnd
+    from workflows.loading import failed_load, loaded
 
 T = TypeVar("T")
 
 HANGS_IN_A_ROW = 3
 """A gang that hung this often in a row, without a step in between, has failed."""
+UNLOADABLE_IN_A_ROW = 2
+"""A workload whose checkpoints cannot be loaded so often in a row has failed: each restart would find the same."""
+MINDS_REPORTS = "minds-notices-and-loads"
+"""Patch: how an attempt ended is also judged by what its tasks report of notices and of loading."""
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two attempts."""
 _REMEMBERED_MAIL = 100
@@ -45,6 +52,8 @@ class Ending:
     reason: Reason
     progress: tuple[TaskProgress, ...] = ()
     blames_machine: str | None = None
+    flushing_s: float | None = None
+    """Its tasks still run, and may go on for so long to save; None: nothing runs any more."""
 
 
 _STOP_REASONS = {
@@ -69,6 +78,7 @@ class WorkloadWorkflow:
         self._seen: deque[int] = deque(state.seen_mail, maxlen=_REMEMBERED_MAIL)
         self._gang: Gang | None = None
         """That of the present attempt, once it may have tasks."""
+        self._flushes = Flushes()
 
     @workflow.signal
     def mail(self, mail: Mail) -> None:
@@ -86,10 +96,12 @@ class WorkloadWorkflow:
             end = await self._one_attempt()
             show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
             if end.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
+                await self._flushes.ended()
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 return end.phase.value
             info = workflow.info()
             if info.is_continue_as_new_suggested() or info.get_current_history_length() > LONG_HISTORY_EVENTS:
+                await self._flushes.ended()
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 self._state.placed = False
                 self._state.mails = list(self._mails)
@@ -119,6 +131,8 @@ class WorkloadWorkflow:
 
     async def _release(self, end: Ending) -> None:
         """Ends the attempt, with what is known of its machines at the moment of asking."""
+        gang = self._gang
+        silent = set() if gang is None else gang.silent.union(() if end.flushing_s is None else gang.still_running)
         await record(
             Activity.RELEASE,
             ReleaseRequest(
@@ -129,7 +143,8 @@ class WorkloadWorkflow:
                 progress=list(end.progress),
                 blames_machine=end.blames_machine,
                 # Nothing is awaited after the gang's result: its runs, given up by then, would count as silence.
-                silent_machines=sorted(self._gang.silent) if self._gang is not None else [],
+                silent_machines=sorted(silent),
+                flushing_s=end.flushing_s or 0.0,
             ),
         )
 
@@ -144,6 +159,9 @@ class WorkloadWorkflow:
         if isinstance(plan, Mail):
             return self._stopped_early(plan)
         show_in_temporal(region=plan.region)
+        told = await self._unless_told(self._flushes.saved()) if self._flushes else None
+        if told is not None:
+            return self._stopped_early(told)
         if plan.checkpoint_region not in (None, plan.region):
             copied = await self._migrate(plan)
             if isinstance(copied, Mail):
@@ -200,12 +218,55 @@ class WorkloadWorkflow:
             timed_out = False
         except TimeoutError:
             mail, timed_out = None, True
+        if not timed_out and (leaving := self._leaving(gang, mail)) is not None:
+            return await self._leave(gang, plan, leaving, started)
         if not gang.ended:
             await self._transition(Phase.CHECKPOINTING, self._why_stopped(mail, plan, started))
             await gang.stop(plan.grace_s, lost=self._lost_machine(mail))
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
         return self._judge(end, plan, mail, timed_out, started)
+
+    # ---------------------------------------------------------------------------------------------------------- leaving
+
+    def _leaving(self, gang: Gang, mail: Mail | None) -> Reason | None:
+        """Why a running gang goes back to the queue before its tasks have ended; None: it does not."""
+        if not gang.still_running:
+            return None
+        if mail is None:
+            return gang.noticed if gang.noticed is not None and workflow.patched(MINDS_REPORTS) else None
+        # Whoever evicts it, or cancels it, waits for its tasks' end.
+        if self._code_of(mail) != ReasonCode.PLATFORM_NOTICE or self._has_mail({MailKind.EVICT, MailKind.CANCEL}):
+            return None
+        return Reason(ReasonCode.PLATFORM_NOTICE, mail.detail)
+
+    async def _leave(self, gang: Gang, plan: LaunchPlan, why: Reason, started: float) -> Ending:
+        """The platform takes a machine: the workload is in the queue again while its tasks save their last checkpoint.
+
+        The order in which that is right, whoever is slow or dies:
+
+        1. The tasks are told to stop, and have their grace to save. Their machines take no other work until it is known
+           that they have ended (`ReleaseRequest.silent_machines`), so what they hold is held by nobody else.
+        2. Without waiting for them the attempt is released. The next one is awarded, evicts its victims and has its
+           launch description written meanwhile: this is what takes long.
+        3. The next attempt waits for the end of the tasks, or of their grace (`Flushes`), before it does anything that
+           an older attempt would notice. Bringing the checkpoint to another region fences the source, and its tasks'
+           first act is to claim the checkpoints: either would refuse the save that is under way, and lose its work.
+        4. Then it claims. A task of the old attempt that runs on, because its machine was cut off, is refused from then
+           on by the newer number, so what was loaded stays the newest.
+        """
+        await self._transition(Phase.CHECKPOINTING, why)
+        self._state.hangs = 0
+        self._flushes.begin(self._flush(gang, plan.grace_s, self._state.attempt, started), plan.grace_s)
+        return Ending(Phase.PREEMPTED, why, flushing_s=plan.grace_s)
+
+    async def _flush(self, gang: Gang, grace_s: float, attempt: int, started: float) -> None:
+        """Stops a gang that was given up, and records what its tasks reported last."""
+        await gang.stop(grace_s)
+        end = await gang.result()
+        self._state.ran_s += workflow.time() - started
+        self._mind_loads(end, own=False)
+        await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
 
     # --------------------------------------------------------------------------------------------------------- verdicts
 
@@ -219,6 +280,15 @@ class WorkloadWorkflow:
             return Ending(Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, mail.detail), end.progress)
         if timed_out:
             return Ending(Phase.FAILED, self._why_stopped(None, plan, started), end.progress)
+        noticed = end.noticed if mail is None and end.noticed is not None and workflow.patched(MINDS_REPORTS) else None
+        own = mail is None and noticed is None and end.lost_machine is None and end.refused is None
+        unloadable = self._mind_loads(end, own)
+        if unloadable is not None and (own or self._state.unloadable >= UNLOADABLE_IN_A_ROW):
+            phase = Phase.FAILED if self._state.unloadable >= UNLOADABLE_IN_A_ROW else Phase.PENDING
+            return Ending(phase, unloadable, end.progress)
+        if noticed is not None:
+            self._state.hangs = 0
+            return Ending(Phase.PREEMPTED, noticed, end.progress)
         if end.lost_machine is not None:
             reason = Reason(ReasonCode.MACHINE_LOST, {"machine": end.lost_machine})
             return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
@@ -233,6 +303,24 @@ class WorkloadWorkflow:
         if mail.kind == MailKind.MACHINE_LOST:
             return Ending(Phase.PENDING, why, end.progress, str(mail.detail.get("machine")))
         return Ending(Phase.PREEMPTED, why, end.progress)
+
+    def _mind_loads(self, end: GangEnd, own: bool) -> Reason | None:
+        """Counts attempts in a row whose checkpoint could not be loaded; why, where this is one.
+
+        `own`: it ended by a failure of its own. The first such failure is no failure of the user's: a store that did
+        not answer may answer next time. A load that succeeds ends the row.
+        """
+        failed = failed_load(end.progress, end.first_failure.name if own else None, end.first_failure.status)
+        if failed is None:
+            if loaded(end.progress):
+                self._state.unloadable = 0
+            return None
+        if not workflow.patched(MINDS_REPORTS):
+            return None
+        self._state.unloadable += 1
+        detail = {"task": failed.task, "error": failed.error, "skipped": failed.skipped}
+        detail |= {"failures": self._state.unloadable, "limit": UNLOADABLE_IN_A_ROW}
+        return Reason(ReasonCode.CHECKPOINT_UNLOADABLE, detail)
 
     def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
         failed = end.first_failure

@@ -7,7 +7,7 @@ empty object `<prefix>end` closes.
 import re
 from collections.abc import Iterator
 
-from infra.objects import MissingObject, ObjectStore
+from mizzen.objects import MissingObject, ObjectStore
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut: progress bars and binary output have no line ends."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -25,10 +26,13 @@ from api.workloads.views import (
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from domain.slots import bits
+from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Tenant, Workload
 from infra.db.tasks import tasks_of
 
-PREEMPTIONS = (ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED)
+PREEMPTIONS = (
+    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE
+)  # fmt: skip
 """Outcomes of attempts that count as preemptions."""
 
 
@@ -55,7 +59,7 @@ def view(session: Session, row: Workload) -> WorkloadView:
 
 
 def views(session: Session, rows: Sequence[Workload]) -> list[WorkloadView]:
-    """Several workloads, with three queries whatever their number."""
+    """Several workloads, with five queries whatever their number."""
     return [WorkloadView(**fields) for fields in _fields(session, rows)]
 
 
@@ -84,7 +88,8 @@ def attempts(session: Session, row: Workload) -> list[AttemptView]:
             evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
             outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
             checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
-            checkpoint_s=a.checkpoint_s, gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
+            checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence, load=a.load,
+            notice=a.notice, lost_s=a.lost_s, gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
         )
         for a in found
     ]  # fmt: skip
@@ -115,6 +120,7 @@ def _fields(session: Session, rows: Sequence[Workload]) -> list[dict[str, Any]]:
     levels = dict(session.execute(select(Tenant.name, Tenant.level)).all()) if rows else {}
     preempted = _preemptions(session, ids)
     progress = _progress(session, ids)
+    lost = _lost(session, ids)
     return [
         {
             "id": row.id,
@@ -132,6 +138,7 @@ def _fields(session: Session, rows: Sequence[Workload]) -> list[dict[str, Any]]:
             "checkpoint_region": row.checkpoint_region,
             "queued": Phase(row.phase) in QUEUED_PHASES,
             "preemptions": preempted.get(row.id, 0),
+            "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),
             "jobs": [_job(job) for job in row.spec.get("jobs", [])],
             "tables": row.spec.get("tables", []),
@@ -163,24 +170,63 @@ def _preemptions(session: Session, ids: Collection[str]) -> dict[str, int]:
     return dict(session.execute(counted.group_by(Attempt.workload)).all())
 
 
+def _lost(session: Session, ids: Collection[str]) -> dict[str, float]:
+    """Seconds of work that earlier attempts lost."""
+    if not ids:
+        return {}
+    summed = select(Attempt.workload, func.coalesce(func.sum(Attempt.lost_s), 0.0)).where(Attempt.workload.in_(ids))
+    return {workload: seconds or 0.0 for workload, seconds in session.execute(summed.group_by(Attempt.workload))}
+
+
 def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]:
-    """The newest step and the newest checkpoint; they may be of different attempts."""
+    """The newest step, checkpoint, cadence and load; they may be of different attempts."""
     if not ids:
         return {}
 
-    def newest(column: Any) -> Any:
+    def newest(column: Any, known: Any) -> Any:
         values = func.array_agg(aggregate_order_by(column, Attempt.attempt.desc()))
-        known = Attempt.last_step if column is Attempt.last_step else Attempt.checkpoint_at
         return values.filter(known.is_not(None))[1]
 
-    columns = (Attempt.last_step, Attempt.checkpoint_step, Attempt.checkpoint_at, Attempt.checkpoint_bytes)
+    saved = (
+        Attempt.checkpoint_step, Attempt.checkpoint_at, Attempt.checkpoint_bytes, Attempt.checkpoint_s,
+        Attempt.checkpoint_write_s,
+    )  # fmt: skip
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    at_risk = _at_risk(session, ids, now)
     rows = session.execute(
-        select(Attempt.workload, *(newest(column) for column in columns))
+        select(
+            Attempt.workload,
+            newest(Attempt.last_step, Attempt.last_step),
+            *(newest(column, Attempt.checkpoint_at) for column in saved),
+            newest(Attempt.cadence, Attempt.cadence),
+            newest(Attempt.load, Attempt.load),
+            newest(Attempt.notice, Attempt.attempt),
+        )
         .where(Attempt.workload.in_(ids))
         .group_by(Attempt.workload)
     )
     return {
-        workload: ProgressView(step=step, checkpoint_step=saved, checkpoint_at=at, checkpoint_bytes=size)
-        for workload, step, saved, at, size in rows
-        if step is not None or at is not None
+        workload: ProgressView(
+            step=step,
+            checkpoint_step=saved_step,
+            checkpoint_at=at,
+            checkpoint_age_s=None if at is None else max(0.0, (now - at).total_seconds()),
+            checkpoint_bytes=size,
+            checkpoint_s=held_s,
+            checkpoint_write_s=write_s,
+            cadence=cadence,
+            load=load,
+            notice=notice,
+            at_risk_s=at_risk.get(workload),
+        )
+        for workload, step, saved_step, at, size, held_s, write_s, cadence, load, notice in rows
+        if any(value is not None for value in (step, at, cadence, load, notice))
     }
+
+
+def _at_risk(session: Session, ids: Collection[str], now: datetime) -> dict[str, float]:
+    """Seconds of work that an interruption now would lose, of those whose tasks run."""
+    live = session.scalars(
+        select(Attempt).where(Attempt.workload.in_(ids), Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
+    )
+    return {a.workload: lost_by(a, now.timestamp()) for a in live}

@@ -28,13 +28,50 @@ class JobView(View):
     resources: ResourceView
 
 
+class CadenceView(View):
+    """How often its tasks save, as they report it; seconds."""
+
+    interval_s: float = Field(description="W: work between two saves")
+    cost_s: float | None = Field(description="C: what a save costs the training")
+    mtbf_s: float | None = Field(description="mu: mean time between interruptions of the whole gang")
+    step_s: float | None = Field(description="One step; null: none was timed yet")
+    source: str | None = Field(description="Who says mu", examples=["hazard"])
+
+
+class LoadView(View):
+    """How loading the newest checkpoint went."""
+
+    state: str = Field(description="started, loaded, none (nothing valid was there) or failed")
+    error: str | None
+    skipped: int = Field(description="Checkpoints that were passed over as damaged")
+
+
+class NoticeView(View):
+    """A platform's word that a task will be stopped, and what the task did about it."""
+
+    platform: str
+    kind: str
+    certain: bool = Field(description="False: a recommendation to leave")
+    at_s: float = Field(description="When the task learnt it, in seconds since the epoch")
+    ends_at_s: float | None = Field(description="When the machine goes, in seconds since the epoch; null: not known")
+    words: str
+    decision: str | None
+
+
 class ProgressView(View):
     """What the workload's tasks last reported."""
 
     step: int | None
     checkpoint_step: int | None
     checkpoint_at: datetime | None
+    checkpoint_age_s: float | None = Field(description="How old the newest checkpoint is")
     checkpoint_bytes: int | None
+    checkpoint_s: float | None = Field(description="How long the newest save held the training up")
+    checkpoint_write_s: float | None = Field(description="How long it took until it was durable")
+    cadence: CadenceView | None
+    load: LoadView | None = Field(description="Of the newest attempt that came so far")
+    notice: NoticeView | None = Field(description="Of the newest attempt, if there was one")
+    at_risk_s: float | None = Field(description="Work that an interruption now would lose; null: nothing runs")
 
 
 class PlacementView(View):
@@ -64,6 +101,7 @@ class WorkloadView(View):
     checkpoint_region: str | None
     queued: bool = Field(description="Whether it is in the queue")
     preemptions: int
+    lost_s: float = Field(description="Seconds of work that interruptions have lost so far, by estimate")
     progress: ProgressView | None
     jobs: list[JobView]
     tables: list[str]
@@ -100,7 +138,12 @@ class AttemptView(View):
     checkpoint_step: int | None
     checkpoint_at: datetime | None
     checkpoint_bytes: int | None
-    checkpoint_s: float | None = Field(description="How long the last save took")
+    checkpoint_s: float | None = Field(description="How long the last save held the training up")
+    checkpoint_write_s: float | None = Field(description="How long the last save took until it was durable")
+    cadence: CadenceView | None
+    load: LoadView | None
+    notice: NoticeView | None
+    lost_s: float | None = Field(description="Seconds of work that it lost, by estimate; null until it is over")
     gpus: dict[str, int]
     cpus: float
 

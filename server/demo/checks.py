@@ -138,7 +138,7 @@ def _weights(root: Path) -> tuple[int, str] | None:
     if not committed:
         return None
     newest = committed[0]
-    return newest.step, next(part.sha256 for part in newest.parts if part.name == _WEIGHTS)
+    return newest.step, next(part.checksum for part in newest.parts if part.name == _WEIGHTS)
 
 
 async def _uninterrupted(

@@ -8,17 +8,8 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from domain.ids import agent_queue
-from domain.protocol import (
-    Activity,
-    NodeHeartbeat,
-    NodeOutcome,
-    NodePrepared,
-    PrepareNode,
-    RunNode,
-    StopNode,
-    TaskExit,
-    TaskProgress,
-)
+from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
+from domain.reported import TaskProgress
 
 
 class Agent:

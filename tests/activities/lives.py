@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import select
 
 from domain.phases import Phase
-from domain.protocol import MailKind, TaskProgress
+from domain.protocol import MailKind
+from domain.reported import TaskProgress
 from infra.db.logs import Outbox
 from tests.activities.world import World
 

@@ -167,12 +167,13 @@ def region_snapshot(
 
 def _running(attempt: Attempt, held: tuple[Holding, ...], now: float, settings: SchedulerSettings) -> RunningWorkload:
     started = (attempt.started_at or attempt.awarded_at).timestamp()
+    since = attempt.checkpoint_at or (attempt.started_at if attempt.resumed_step is not None else None)
     return RunningWorkload(
         id=attempt.workload,
         rank=attempt.rank,
         started_at_s=started,
         holdings=held,
-        last_checkpoint_at_s=attempt.checkpoint_at.timestamp() if attempt.checkpoint_at else None,
+        last_checkpoint_at_s=since.timestamp() if since else None,
         evictable=(
             attempt.ready_at is not None and attempt.evicting_since is None and now - started >= settings.min_runtime_s
         ),

@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 from activities import awards
 from domain.phases import Phase
 from domain.priority import rank_of
-from domain.protocol import TaskProgress
+from domain.reported import TaskProgress
 from domain.slots import slots_of_tasks
 from domain.spec import JobSpec, WorkloadSpec
 from infra.db import migrate

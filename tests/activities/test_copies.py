@@ -1,6 +1,5 @@
 """Bytes between regions: checkpoints whole and fenced, tables verified, and both taken up again where they stopped."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,10 +13,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities import copies
-from activities.copies import CopyActivities, raise_fence
+from activities.copies import CopyActivities
 from domain.protocol import CheckpointCopy, ReplicateTable
 from infra.db.models import Replica, Table
-from infra.objects.store import ObjectStore
+from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
+from mizzen.checkpoint.log import Log
+from mizzen.objects.store import ObjectStore, open_store
 from tests.activities.world import World
 
 PREFIX = "checkpoints/wl-1/"
@@ -42,67 +43,88 @@ def _copy(world: World, attempt: int = 2, beats: list[Any] | None = None) -> int
     return int(environment.run(CopyActivities(world.engine, world.settings).copy_checkpoint, request))
 
 
-def _checkpoints(store: ObjectStore) -> None:
+def _root(store: ObjectStore) -> ObjectStore:
+    return open_store(store.uri(PREFIX))
+
+
+def _checkpoints(store: ObjectStore) -> list[Manifest]:
+    """Two committed checkpoints of two parts each, one that was never committed, and another workload's."""
+    other = Checkpointer(store.uri("checkpoints/wl-10/"), attempt=1)
+    other.save(1, {"0": b"other"})
+    checkpointer = Checkpointer(store.uri(PREFIX), attempt=1)
     for step in (10, 20):
-        for part in ("0.bin", "1.bin"):
-            store.put(f"{PREFIX}step-{step}/{part}", f"{step} {part}".encode())
-        store.put(f"{PREFIX}step-{step}/manifest.json", b"{}")
-    store.put(f"{PREFIX}step-30/0.bin", b"half")
-    store.put(f"{PREFIX}.draft-40/0.bin", b"draft")
-    store.put(f"{PREFIX}.draft-40/manifest.json", b"{}")
-    store.put(f"{PREFIX}fence", json.dumps({"attempt": 1}).encode())
-    store.put("checkpoints/wl-10/step-1/manifest.json", b"{}")
+        checkpointer.save(step, {"0": b"%d 0" % step, "1": b"%d 1" % step})
+    store.put(f"{PREFIX}parts/a0001/step-0000000030.r0000.00000000/part-0.bin", b"half")
+    return list_committed(_root(store))
 
 
 def test_only_committed_checkpoints_move(fleet: World) -> None:
-    """A checkpoint without a manifest, a draft, the fence and other workloads' files stay where they are."""
+    """Parts without a record, claims and other workloads' objects stay where they are."""
     source, target = fleet.bucket("east"), fleet.bucket("west")
-    _checkpoints(source)
-    committed = {k: v for k, v in _objects(source).items() if k.startswith((f"{PREFIX}step-10", f"{PREFIX}step-20"))}
-    assert _copy(fleet) == sum(map(len, committed.values()))
-    assert _objects(target) == committed
+    committed = _checkpoints(source)
+    assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed)
+    assert list_committed(_root(target), verify=True) == committed
+    keys = {info.key.removeprefix(PREFIX) for info in target.list("")}
+    parts = {part.key for manifest in committed for part in manifest.parts}
+    assert keys == parts | {"log/0000000001.json", "log/0000000002.json"}
+    assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed), "again, which changes nothing"
+    assert {info.key.removeprefix(PREFIX) for info in target.list("")} == keys
 
 
 def test_the_source_is_fenced_before_anything_is_copied(fleet: World) -> None:
-    """Attempts older than the one that moves can commit nothing at the source any more; a fence is never lowered."""
+    """Attempts older than the one that moves can commit nothing at the source any more, and it is never lowered."""
     source = fleet.bucket("east")
-    _checkpoints(source)
-    seen: list[int] = []
+    zombie = Checkpointer(source.uri(PREFIX), attempt=1)
+    zombie.save(10, {"0": b"first"})
+    refused: list[str] = []
+
+    def late(*_: object) -> None:
+        with pytest.raises(StaleAttemptError) as caught:
+            zombie.save(11, {"0": b"late"})
+        refused.append(str(caught.value))
+
     environment = ActivityEnvironment()
-    environment.on_heartbeat = lambda *_: seen.append(json.loads(source.get(f"{PREFIX}fence"))["attempt"])
+    environment.on_heartbeat = late
     environment.run(
         CopyActivities(fleet.engine, fleet.settings).copy_checkpoint, CheckpointCopy("wl-1", 3, "east", "west")
     )
-    assert seen and set(seen) == {3}
-    raise_fence(source, PREFIX, 2)
-    assert json.loads(source.get(f"{PREFIX}fence")) == {"attempt": 3}
-    assert f"{PREFIX}fence" not in _objects(fleet.bucket("west"))
+    assert refused and all("claimed by attempt 3" in message for message in refused)
+    _copy(fleet, attempt=2)
+    with pytest.raises(StaleAttemptError, match="claimed by attempt 3"):
+        Checkpointer(source.uri(PREFIX), attempt=2)
+    found = Checkpointer(fleet.bucket("west").uri(PREFIX), attempt=3).load_latest()
+    assert found is not None and found.step == 10
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"[]", b"{}", b'{"attempt": null}', b"\xff"])
-def test_a_fence_that_a_task_has_spoilt_is_put_right(fleet: World, rubbish: bytes) -> None:
-    """Whatever a task wrote in place of the fence, the move goes on and the fence stands."""
-    fleet.bucket("east").put(f"{PREFIX}fence", rubbish)
+def test_a_log_that_a_task_has_spoilt_stops_no_move(fleet: World, rubbish: bytes) -> None:
+    """Whatever a task wrote in place of a record, the move goes on and the source is fenced."""
+    source = fleet.bucket("east")
+    source.put(f"{PREFIX}log/0000000001.json", rubbish)
     assert _copy(fleet) == 0
-    assert json.loads(fleet.bucket("east").get(f"{PREFIX}fence")) == {"attempt": 2}
+    with pytest.raises(StaleAttemptError, match="claimed by attempt 2"):
+        Checkpointer(source.uri(PREFIX), attempt=1).save(1, {"0": b"late"})
 
 
-def test_a_manifest_comes_last(fleet: World) -> None:
-    """At every moment of the copy, who finds a manifest in the target finds all that belongs to its checkpoint."""
+def test_a_record_comes_last(fleet: World) -> None:
+    """At every moment of the copy, who finds a checkpoint in the target's log finds all of its parts."""
     source, target = fleet.bucket("east"), fleet.bucket("west")
-    _checkpoints(source)
-    moments: list[set[str]] = []
+    committed = _checkpoints(source)
+    moments: list[int] = []
+
+    def look(*_: object) -> None:
+        log = Log(_root(target))
+        log.refresh()
+        moments.append(len(log.checkpoints))
+        assert len(list_committed(_root(target), verify=True)) == len(log.checkpoints)
+
     environment = ActivityEnvironment()
-    environment.on_heartbeat = lambda *_: moments.append(set(_objects(target)))
+    environment.on_heartbeat = look
     environment.run(
         CopyActivities(fleet.engine, fleet.settings).copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "west")
     )
-    assert len(moments) == 6
-    for there in moments:
-        for key in there:
-            if key.endswith("manifest.json"):
-                folder = key.removesuffix("manifest.json")
-                assert {f"{folder}0.bin", f"{folder}1.bin"} <= there
+    assert moments == [0, 0, 1, 1]
+    assert list_committed(_root(target)) == committed
 
 
 _KILLED = """
@@ -118,7 +140,7 @@ beats = 0
 def beat(*_):
     global beats
     beats += 1
-    if beats == 4:
+    if beats == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
 environment = ActivityEnvironment()
@@ -135,7 +157,8 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
     done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
     assert done.returncode == -signal.SIGKILL
     before = {info.key: info.tag for info in target.list("")}
-    assert len(before) == 4 and f"{PREFIX}step-20/manifest.json" not in before
+    assert [manifest.step for manifest in list_committed(_root(target), verify=True)] == [10]
+    assert len(before) == 4, "two parts and their record, and one part of the next"
     _copy(fleet)
     after = {info.key: info.tag for info in target.list("")}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())

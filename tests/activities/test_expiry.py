@@ -12,7 +12,7 @@ from domain import ids
 from domain.phases import Phase
 from infra.db.logs import SCHEMA, Audit, Event, Outbox
 from infra.db.models import Allocation, Idempotency, Workload
-from infra.objects.files import FileStore
+from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
 

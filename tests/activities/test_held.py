@@ -94,13 +94,14 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
 
 
 def _touch(world: World, chance: random.Random) -> None:
-    """A placed workload has run for longer, or has saved a checkpoint."""
+    """A placed workload has run for longer, has saved a checkpoint, or says from which one it resumed."""
     with world.session() as session:
         live = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)).order_by(Attempt.workload)).all()
         if live:
             attempt = chance.choice(live)
-            column = chance.choice(["started_at", "checkpoint_at", "awarded_at"])
-            setattr(attempt, column, text(f"now() - interval '{chance.randrange(9000)} seconds'"))
+            column = chance.choice(["started_at", "checkpoint_at", "awarded_at", "resumed_step"])
+            ago = text(f"now() - interval '{chance.randrange(9000)} seconds'")
+            setattr(attempt, column, chance.choice([None, 0, 7]) if column == "resumed_step" else ago)
 
 
 def _abort(world: World, chance: random.Random) -> None:

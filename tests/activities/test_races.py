@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from activities import slots
 from domain.phases import Phase
-from domain.protocol import TaskProgress
+from domain.reported import TaskProgress
 from infra.db.models import Attempt
 from infra.db.session import transaction
 from tests.activities.invariants import check

@@ -7,7 +7,8 @@ from temporalio.exceptions import ApplicationError
 
 from activities.workloads import set_progress
 from domain.phases import Phase
-from domain.protocol import ReleaseRequest, TaskProgress, TransitionRequest
+from domain.protocol import ReleaseRequest, TransitionRequest
+from domain.reported import TaskProgress
 from infra.db.models import Attempt, Machine
 from tests.activities.invariants import check
 from tests.activities.world import World, job

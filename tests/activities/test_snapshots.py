@@ -126,6 +126,8 @@ def test_who_may_be_evicted(world: World) -> None:
     assert {w.attempt for w in running.values()} == {1}
     assert [h.gpus for h in running[waiting].holdings] == [0]
     assert running[long].last_checkpoint_at_s is None
+    world.alter(Attempt, (long, 1), resumed_step=40)
+    assert {w.id: w for w in _region(world).running}[long].last_checkpoint_at_s == running[long].started_at_s
     world.saved(long, ago_s=50)
     saved_at_s = {w.id: w for w in _region(world).running}[long].last_checkpoint_at_s
     assert saved_at_s is not None and 40 < _region(world).now_s - saved_at_s < 90

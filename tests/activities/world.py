@@ -27,11 +27,11 @@ from domain.protocol import (
     Hello,
     ReleaseRequest,
     ScanTicket,
-    TaskProgress,
     TransitionRequest,
     Welcome,
 )
 from domain.reasons import Reason, ReasonCode
+from domain.reported import TaskProgress
 from domain.scheduling import Bid
 from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from infra.config import LifecycleSettings, SchedulerSettings, Settings
@@ -40,7 +40,7 @@ from infra.db.base import Base
 from infra.db.logs import SCHEMA, Outbox, Waiting
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Replica, Table, Tenant, Workload
 from infra.db.session import transaction
-from infra.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore, open_store
 
 GIB = 1 << 30
 WHY = {

@@ -30,8 +30,8 @@ from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, agent_queue, launch_key, log_prefix
 from domain.protocol import Activity, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
 from infra.config import TemporalSettings
-from infra.objects import open_store
 from infra.temporal_client import connect
+from mizzen.objects import open_store
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -78,13 +78,14 @@ def dev_server(port: int) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
     )
 
-    def answers() -> bool:
+    def serves() -> bool:
         assert process.poll() is None, "the dev server ended"
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
+        # Not its port alone: it listens, and refuses calls as "not healthy yet", before it serves.
+        asked = [binary, "operator", "cluster", "health", "--address", f"127.0.0.1:{port}"]
+        return subprocess.run(asked, capture_output=True, timeout=30, check=False).returncode == 0
 
     try:
-        until(answers, 30.0)
+        until(serves, 60.0)
         yield
     finally:
         process.kill()
@@ -171,6 +172,7 @@ class HelloWorkflow:
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
+        self.told: list[dict[str, Any]] = []
 
     @workflow.run
     async def run(self, machine: str) -> None:
@@ -179,6 +181,14 @@ class HelloWorkflow:
     @workflow.signal
     def hello(self, hello: dict[str, Any]) -> None:
         self.heard.append(hello)
+
+    @workflow.signal
+    def noticed(self, notice: dict[str, Any]) -> None:
+        self.told.append(notice)
+
+    @workflow.query
+    def notices(self) -> list[dict[str, Any]]:
+        return self.told
 
     @workflow.query
     def hellos(self) -> list[dict[str, Any]]:

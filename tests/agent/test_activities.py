@@ -22,7 +22,7 @@ from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import archive_key, machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, RunNode
-from infra.objects import open_store
+from mizzen.objects import open_store
 from tests.agent.harness import STUBBORN, Lab, description, processes_of, until_async
 
 PYTHON = f"{sys.executable} -I -S -u"

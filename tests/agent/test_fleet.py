@@ -168,10 +168,7 @@ async def test_temporal_may_come_late_and_be_lost(tmp_path: Path) -> None:
     config = lab.config(hello_interval_s=0.3)
 
     async def hello() -> dict[str, Any]:
-        client = None
-        while client is None:
-            with contextlib.suppress(RuntimeError):  # It listens before it is well.
-                client = await connect(temporal)
+        client = await connect(temporal)
         async with Worker(
             client,
             task_queue=CONTROL_QUEUE,

@@ -16,9 +16,9 @@ from agent import sealed
 from agent.config import AgentConfig
 from agent.launch import LaunchDescription, environment
 from agent.ports import NoFreePort, bindable, reserve
-from agent.progress import last_sign_s, read_progress
+from agent.progress import NoticeReader, last_sign_s, read_progress
 from agent.state import StateFolder
-from domain.protocol import TaskProgress
+from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 
 PLACE = {
@@ -38,7 +38,13 @@ LAUNCH: dict[str, Any] = {
     "tenant": "vision",
     "attempt": 3,
     "region": "r1",
-    "checkpoint": {"interval_s": 600.0, "grace_s": 0.5, "keep": 2, "uri": "file:///b/checkpoints/wl-1/"},
+    "checkpoint": {
+        "interval_s": 600.0,
+        "grace_s": 0.5,
+        "keep": 2,
+        "uri": "file:///b/checkpoints/wl-1/",
+        "machine_hazard_per_h": 0.025,
+    },
     "tables": {"raw-text": "file:///b/tables/raw-text/"},
     "jobs": {
         "main": {
@@ -65,6 +71,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         report=Path("/runs/x/report/report.json"),
         python="/venv/bin/python",
         secrets={"TOKEN": "hunter2", "MIZZEN_TENANT": "forged"},
+        platform="aws-spot",
     )
     assert env == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -97,9 +104,21 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "NODE_RANK": "0",
+        "MIZZEN_GANG_MACHINES": "1",
+        "MIZZEN_MACHINE_HAZARD_PER_H": "0.025",
+        "MIZZEN_PLATFORM": "aws-spot",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "7001",
     }
+
+
+def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
+    """Without an interval in the workload's document its tasks find their own, by the formula."""
+    checkpoint = {**LAUNCH["checkpoint"], "interval_s": None, "machine_hazard_per_h": None}
+    launch = LaunchDescription.model_validate({**LAUNCH, "checkpoint": checkpoint})
+    given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "python": "py"}
+    env = environment(launch, launch.on_machine("r1/c1/m1")[0], secrets={}, **given)  # type: ignore[arg-type]
+    assert not {"MIZZEN_CHECKPOINT_INTERVAL_S", "MIZZEN_MACHINE_HAZARD_PER_H", "MIZZEN_PLATFORM"} & set(env)
 
 
 def test_the_sdk_reads_the_same_environment() -> None:
@@ -112,6 +131,7 @@ def test_the_sdk_reads_the_same_environment() -> None:
     read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, **given))  # type: ignore[arg-type]
     assert (read.workload, read.attempt, read.job, read.task, read.tasks) == ("wl-1", 3, "param-server", 0, 1)
     assert (read.checkpoint_interval_s, read.checkpoint_keep, read.grace_s) == (600.0, 2, 0.5)
+    assert (read.gang_mtbf_s, read.machine_hazard_per_h, read.gang_machines) == (None, 0.025, 1)
     assert (read.gpus, read.master_addr, read.master_port) == ((), "[::1]", 7002)
     assert dict(read.job_addresses) == {"PARAM_SERVER": "[::1]:7002"}
     assert read.run_id == "wl-1.3.param-server.0"
@@ -210,7 +230,56 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     progress = read_progress(run)
     assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
     progress.active_at_s = None
-    assert progress == TaskProgress("main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None)
+    assert progress == TaskProgress("main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25)
+
+
+def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) -> None:
+    """W, C, mu, how loading went and what a platform said arrive as the SDK reported them."""
+    from mizzen.notices import Kind, Notice
+    from mizzen.report import Reporter
+
+    run = run_folder(tmp_path)
+    reporter = Reporter(run.report)
+    reader = NoticeReader(run)
+    assert reader.read() is None
+    reporter.loading()
+    assert read_progress(run).load == LoadReport("started")
+    reporter.load_failed(OSError("no such bucket" + "!" * 1000), skipped=2)
+    load = read_progress(run).load
+    assert load is not None and (load.state, load.skipped) == ("failed", 2)
+    assert load.error is not None and load.error.startswith("OSError: no such bucket") and len(load.error) == 500
+    reporter.loaded(None, skipped=1)
+    assert read_progress(run).load == LoadReport("none", None, 1)
+    reporter.loaded(100)
+    assert (read_progress(run).load, read_progress(run).resumed_step) == (LoadReport("loaded"), 100)
+    reporter.cadence(805.0, 30.0, float("inf"), 2.0, "hazard")
+    assert read_progress(run).cadence == CadenceReport(805.0, 30.0, None, 2.0, "hazard")
+    reporter.saved(150, 1234.5, 4096, 0.25, write_s=3.0)
+    assert read_progress(run).checkpoint_write_s == 3.0
+    reporter.noticed(Notice("aws", Kind.PREEMPT, 5.0, 125.0, True, "terminate"), "Save now.")
+    told = NoticeReport("aws", "preempt", True, 5.0, 125.0, "terminate", "Save now.")
+    assert read_progress(run).notice == reader.read() == told
+    assert told.takes_machine
+    reporter.noticed(Notice("aws", Kind.REBALANCE, 6.0, None, False, "leave"))
+    again = reader.read()
+    assert again is not None and not again.takes_machine
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "certain", "takes"),
+    [
+        ("gcp", "preempt", True, True),
+        ("slurm", "walltime", True, True),
+        ("gcp", "age-limit", True, True),
+        ("aws", "preempt", False, False),
+        ("aws", "stop", True, False),
+        ("mizzen", "preempt", True, False),
+        ("sigterm", "stop", True, False),
+    ],
+)
+def test_a_signal_alone_is_no_word_of_the_platform(platform: str, kind: str, certain: bool, takes: bool) -> None:
+    """What a launcher sends to its other ranks when one has failed must not pass for a machine that is taken."""
+    assert NoticeReport(platform, kind, certain, 5.0).takes_machine is takes
 
 
 @pytest.mark.parametrize(
@@ -224,6 +293,10 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "[" * 50_000,
         " " * 100_000 + "{}",
         '{"step": 99999999999999999999}',
+        '{"load": {"state": "eaten"}, "cadence": {"interval_s": "5"}, "notice": {"platform": "aws"}}',
+        '{"load": [], "cadence": {"cost_s": 3}, "notice": {"platform": "a/b", "kind": "preempt", "at_s": 3}}',
+        '{"notice": {"platform": "aws", "kind": "preempt", "at_s": 1e300}, "checkpoint": {"at_s": 1e300}}',
+        '{"notice": {"platform": "aws", "kind": ["preempt"], "at_s": 3}, "load": {"state": ["failed"]}}',
     ],
 )
 def test_forged_reports_are_ignored(tmp_path: Path, text: str) -> None:
@@ -231,6 +304,14 @@ def test_forged_reports_are_ignored(tmp_path: Path, text: str) -> None:
     run = run_folder(tmp_path)
     run.report.write_text(text)
     assert read_progress(run) == TaskProgress("main", 0)
+
+
+def test_words_of_a_forged_report_are_bounded_and_can_be_kept(tmp_path: Path) -> None:
+    """Words are cut, and what no database takes is replaced."""
+    run = run_folder(tmp_path)
+    run.report.write_text(json.dumps({"load": {"state": "failed", "error": "a\0\ud800" + "b" * 9999}}))
+    load = read_progress(run).load
+    assert load is not None and load.error == "a?" + "b" * 497
 
 
 def test_a_report_that_is_no_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from agent.launch import LogLaunch
 from agent.logs import LogStream, Masker, log_tail, shipped
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
-from infra.objects import ObjectStore, open_store
+from mizzen.objects import ObjectStore, open_store
 from tests.agent.harness import read_log, run_folder
 
 SETTINGS = LogLaunch(segment_bytes=64, interval_s=0.01)

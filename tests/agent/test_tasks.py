@@ -146,6 +146,55 @@ def test_the_grace_is_for_the_whole_group(tmp_path: Path) -> None:
     assert (run.work / "saved").read_text() == "all of it"
 
 
+SAVES_WITH_LOADERS = """
+import os, signal, sys, time
+def loader():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    open(f"loader.{os.getpid()}", "w").close()
+    time.sleep(600)
+def save(*_):
+    time.sleep(0.5)
+    alive = [os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in loaders]
+    open("saved", "w").write(f"{sum(alive)} of {len(loaders)} loaders")
+    sys.exit(143)
+loaders = []
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        loader()
+    loaders.append(pid)
+while len([name for name in os.listdir(".") if name.startswith("loader.")]) < 2:
+    time.sleep(0.01)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("{python}", "-I", "-S", "trainer.py"),
+        ("/bin/sh", "-eu", "-c", "{python} -I -S trainer.py; echo never reached"),
+        ("/bin/bash", "-c", "trap 'echo heard' TERM; {python} -I -S trainer.py; true"),
+        ("/bin/sh", "-c", "/bin/sh -c '{python} -I -S trainer.py; true'; true"),
+        ("{python}", "-I", "-S", "-c", "import subprocess; subprocess.run(['{python}', '-I', '-S', 'trainer.py'])"),
+    ],
+    ids=["alone", "shell", "shell with a trap", "two shells", "launcher that dies"],
+)
+def test_the_notice_spares_data_loaders(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    """The trainer gets the notice, however it was started, and its data loaders live until it has saved."""
+    run = run_folder(tmp_path)
+    (run.work / "trainer.py").write_text(SAVES_WITH_LOADERS)
+    tasks.start(run, task_launch(run, *(part.replace("{python}", sys.executable) for part in argv)))
+    until(lambda: "ready" in run.output.read_text())
+    tasks.request_stop(run, 600, told=True)
+    ended(run)
+    assert (run.work / "saved").read_text() == "2 of 2 loaders", run.output.read_text()
+    until(lambda: processes_of(tmp_path) == [])
+
+
 def test_the_earliest_deadline_counts(tmp_path: Path) -> None:
     """A second, shorter notice shortens the grace; a longer one does not prolong it."""
     run = run_folder(tmp_path)

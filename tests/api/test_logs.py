@@ -14,7 +14,7 @@ from api.streams.segments import MAX_LINE_BYTES, TaskLog
 from domain.ids import log_prefix
 from domain.phases import Phase
 from infra.db.models import Workload
-from infra.objects import ObjectStore
+from mizzen.objects import ObjectStore
 from tests.api.test_workloads import T0
 from tests.api.world import World
 

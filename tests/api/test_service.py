@@ -76,8 +76,10 @@ async def test_metrics(world: World) -> None:
     world.add_workload(Phase.PENDING)
     running = world.add_workload(Phase.RUNNING)
     evicted = Reason(ReasonCode.EVICTED, {}).to_json()
-    world.add_attempt(running, 1, "north/alpha/m1", 0b1, released_at=T0, outcome=evicted)
-    world.add_attempt(running, 2, "north/alpha/m1", 0b111)
+    world.add_attempt(running, 1, "north/alpha/m1", 0b1, released_at=T0, outcome=evicted, lost_s=12.5)
+    world.add_attempt(running, 2, "north/alpha/m1", 0b111, started_at=T0, last_step=9, checkpoint_step=4,
+                      checkpoint_at=T0, checkpoint_bytes=99,
+                      cadence={"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": None, "step_s": 2.0})  # fmt: skip
     async with world.client() as client:
         await client.post("/v1/workloads", json=document())
         await client.get("/v1/workloads/wl-none")
@@ -93,6 +95,11 @@ async def test_metrics(world: World) -> None:
         'mizzen_gpu_slots{gpu_type="v100",region="south",state="promised"}': 0,
         'mizzen_machines{region="south",state="ready"}': 2,
         "mizzen_machines_cordoned": 0,
+        'mizzen_checkpoint_bytes{region="north"}': 99,
+        'mizzen_checkpoint_interval_seconds{region="north"}': 805,
+        'mizzen_checkpoint_cost_seconds{region="north"}': 30,
+        'mizzen_work_at_risk_seconds{region="north"}': 10,
+        'mizzen_work_lost_seconds_total{region="north"}': 12.5,
         "mizzen_outbox_backlog": 2,
         "mizzen_preemptions_total": 1,
         "mizzen_database_up": 1,

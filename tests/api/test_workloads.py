@@ -106,17 +106,26 @@ async def test_view_of_a_running_workload(world: World) -> None:
     evicted = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3}).to_json()
     lost = Reason(ReasonCode.MACHINE_LOST, {"machine": "north/alpha/m1"}).to_json()
     world.add_attempt(id_, 1, "north/alpha/m1", 0b11, released_at=T0, outcome=evicted, last_step=40,
-                      checkpoint_step=30, checkpoint_at=T0, checkpoint_bytes=99)  # fmt: skip
-    world.add_attempt(id_, 2, "north/alpha/m1", 0b11, released_at=T0 + timedelta(hours=1), outcome=lost)
-    world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30)
+                      checkpoint_step=30, checkpoint_at=T0, checkpoint_bytes=99, checkpoint_s=0.5,
+                      checkpoint_write_s=2.0, lost_s=20.0)  # fmt: skip
+    world.add_attempt(id_, 2, "north/alpha/m1", 0b11, released_at=T0 + timedelta(hours=1), outcome=lost, lost_s=1.5)
+    cadence = {"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 2.0, "source": "hazard"}
+    world.add_attempt(id_, 3, "south/beta/m1", 0b1010, last_step=35, resumed_step=30, started_at=T0, cadence=cadence,
+                      load={"state": "loaded", "error": None, "skipped": 1})  # fmt: skip
     view = await get(world, f"/v1/workloads/{id_}")
     assert view["placement"] == [
         {"machine": "south/beta/m1", "job": "trainer", "task": 0, "slots": [1]},
         {"machine": "south/beta/m1", "job": "trainer", "task": 1, "slots": [3]},
     ]
+    age_s = view["progress"].pop("checkpoint_age_s")
+    assert (datetime.now(UTC) - T0).total_seconds() - 60 < age_s <= (datetime.now(UTC) - T0).total_seconds()
     assert view["progress"] == {
         "step": 35, "checkpoint_step": 30, "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
+        "checkpoint_s": 0.5, "checkpoint_write_s": 2.0, "cadence": cadence,
+        "load": {"state": "loaded", "error": None, "skipped": 1}, "notice": None,
+        "at_risk_s": 10.0,  # five steps of two seconds since the step that it resumed from
     }  # fmt: skip
+    assert view["lost_s"] == 21.5
     assert (view["preemptions"], view["attempt"], view["region"]) == (1, 3, "south")
     attempts = (await get(world, f"/v1/workloads/{id_}/attempts"))["items"]
     assert [a["attempt"] for a in attempts] == [1, 2, 3]
@@ -127,7 +136,9 @@ async def test_view_of_a_running_workload(world: World) -> None:
         ("north/alpha/m1", [0, 1]), ("north/alpha/m1", [0, 1]), ("south/beta/m1", [1, 3]),
     ]  # fmt: skip
     (listed,) = (await get(world, "/v1/workloads"))["items"]
+    listed["progress"].pop("checkpoint_age_s")
     assert listed == {k: v for k, v in view.items() if k not in ("spec", "placement")}
+    assert (attempts[2]["cadence"], attempts[1]["lost_s"], attempts[0]["checkpoint_write_s"]) == (cadence, 1.5, 2.0)
 
 
 @pytest.mark.parametrize("phase", list(Phase))

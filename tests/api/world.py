@@ -38,7 +38,7 @@ from infra.db.models import (
 )
 from infra.db.session import open_engine, transaction
 from infra.keys import encrypt_secret, hash_api_key, load_master_key
-from infra.objects import ObjectStore, open_store
+from mizzen.objects import ObjectStore, open_store
 
 GIB = 1 << 30
 KEYS = {

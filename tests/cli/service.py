@@ -24,7 +24,7 @@ from infra.db import events
 from infra.db.models import ApiKey, Attempt, Cluster, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
 from infra.keys import load_master_key, new_api_key
-from infra.objects import open_store
+from mizzen.objects import open_store
 
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -57,7 +57,11 @@ class Service:
                 Attempt(
                     workload=workload_id, attempt=attempt, region="north", plan={}, started_at=datetime.now(UTC),
                     gpu_types={"a100": 2}, cpus_milli=2000, last_step=120, checkpoint_step=100,
-                    checkpoint_at=datetime.now(UTC), checkpoint_bytes=52344,
+                    checkpoint_at=datetime.now(UTC), checkpoint_bytes=52344, lost_s=90.0 if attempt == 1 else None,
+                    cadence={
+                        "interval_s": 804.98, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 1e-6, "source": "hazard"
+                    },
+                    load={"state": "loaded", "error": None, "skipped": 1},
                 )
             )  # fmt: skip
         self.become(workload_id, Phase.RUNNING, attempt)

@@ -88,7 +88,7 @@ def _make_table(folder: Path) -> None:
 
 def _weights(checkpoints: Path) -> str:
     """Checksum of the weights in the newest checkpoint."""
-    return next(part.sha256 for part in list_committed(checkpoints)[0].parts if part.name == "model")
+    return next(part.checksum for part in list_committed(checkpoints)[0].parts if part.name == "model")
 
 
 def _gang(name: str, run: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""A stack for each test."""
+"""A stack for each test, or for all of a module."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.stack.harness import Up
+from tests.stack.harness import Up, processes_of
 
 
 @pytest.fixture
@@ -14,3 +14,18 @@ def up(tmp_path: Path) -> Iterator[Up]:
     stack = Up(tmp_path)
     yield stack
     stack.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A stack that is up; a test that stops it starts it again. Ctrl-C at the end leaves no process."""
+    # On a busy machine a start may take so long that agents which it brings back would count as lost.
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120)
+    try:
+        stack.start()
+        stack.client().set_tenant("t", 3, {"a100": 16}, None)
+        yield stack
+        assert stack.interrupt() == 0
+        assert processes_of(stack.data) == {}
+    finally:
+        stack.close()

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,6 @@ import pytest
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack that is up; a test that stops it starts it again. Ctrl-C at the end leaves no process."""
-    # On a busy machine a start may take so long that agents which it brings back would count as lost.
-    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120)
-    try:
-        stack.start()
-        stack.client().set_tenant("t", 3, {"a100": 16}, None)
-        yield stack
-        assert stack.interrupt() == 0
-        assert processes_of(stack.data) == {}
-    finally:
-        stack.close()
 
 
 def _task_pids(up: Up, workload: str) -> set[int]:

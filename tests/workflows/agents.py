@@ -23,8 +23,8 @@ from domain.protocol import (
     RunNode,
     StopNode,
     TaskExit,
-    TaskProgress,
 )
+from domain.reported import NoticeReport, TaskProgress
 
 R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend)
 _LOOK_S = 0.02
@@ -91,11 +91,12 @@ class Agent:
         signal: int | None = None,
         log_tail: str = "",
         stopped: bool = False,
+        notice: NoticeReport | None = None,
     ) -> None:
         """The newest attempt's task ends by itself."""
         run = self._attempts[self._newest]
         task = TaskExit("main", self._task, exit_code, signal, log_tail)
-        run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped)
+        run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)
 
     # ------------------------------------------------------------------------------------------------- coming and going
 

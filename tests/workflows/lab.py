@@ -26,6 +26,7 @@ from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import (
     Activity,
     CheckpointCopy,
+    FlushedRequest,
     LaunchPlan,
     Mail,
     MailKind,
@@ -63,6 +64,7 @@ class Facts:
     staged_here: list[int] = field(default_factory=list)
     copies: list[CheckpointCopy] = field(default_factory=list)
     releases: list[ReleaseRequest] = field(default_factory=list)
+    flushed: list[FlushedRequest] = field(default_factory=list)
     errors: dict[Activity, list[Exception]] = field(default_factory=lambda: defaultdict(list))
     """Raised by the next tries of an activity, one each."""
     held: set[Activity] = field(default_factory=set)
@@ -160,7 +162,7 @@ class Lab:
     ) -> AsyncIterator["Lab"]:
         """The workers run while the context lasts."""
         lab = cls(client, queue)
-        effects = [lab.transition, lab.release, lab.stage, lab.staged_here]
+        effects = [lab.transition, lab.release, lab.flushed, lab.stage, lab.staged_here]
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(serving(client, queue, [WorkloadWorkflow], effects, runner))
             if queue == CONTROL_QUEUE:
@@ -183,6 +185,11 @@ class Lab:
     async def release(self, request: ReleaseRequest) -> None:
         await self._facts[request.workload_id].fail_or_wait(Activity.RELEASE)
         self._facts[request.workload_id].release(request)
+
+    @activity.defn(name=Activity.FLUSHED.value)
+    async def flushed(self, request: FlushedRequest) -> None:
+        await self._facts[request.workload_id].fail_or_wait(Activity.FLUSHED)
+        self._facts[request.workload_id].flushed.append(request)
 
     @activity.defn(name=Activity.STAGE.value)
     async def stage(self, request: StageRequest) -> LaunchPlan:

@@ -23,14 +23,14 @@ from temporalio.exceptions import ApplicationError
 
 from domain.ids import region_queue
 from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket
-from tests.workflows import test_loss, test_mail, test_placing, test_running
+from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
 from tests.workflows.replays import HISTORIES
 from tests.workflows.servers import dev_server
 from tests.workflows.stand_ins import Auction, House
 from tests.workflows.stories import Story
-from tests.workflows.test_machine import Registered
+from tests.workflows.test_machine import Registered, said
 from workflows.house import HousekeepingWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
@@ -54,6 +54,10 @@ LIVES: dict[str, Story] = {
     "workload-machine-silent": test_loss.test_a_machine_whose_agent_stays_silent_is_lost,
     "workload-agent-returns": test_loss.test_an_agent_that_comes_back_takes_hold_of_its_tasks_again,
     "workload-errors-pass": test_loss.test_errors_that_pass_end_nothing,
+    "workload-leaves": test_leaving.test_a_workload_is_placed_anew_while_its_tasks_save,
+    "workload-leaves-and-moves": test_leaving.test_no_checkpoint_is_fenced_while_tasks_save,
+    "workload-ended-by-notice": test_leaving.test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempted,
+    "workload-unloadable": test_loading.test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped,
     "workload-replaced": test_loss.test_a_workflow_that_replaces_one_that_is_gone_stops_what_runs_first,
 }
 
@@ -114,6 +118,10 @@ async def _machine(client: Client) -> WorkflowHistory:
             await machine.attended(3)
             await machine.handle.signal("unconfirmed", "wl-3.1")
             await until(lambda: machine.registry.names().count("machine.ready") == 4, "confirmed")
+            await machine.handle.signal("unconfirmed", args=["wl-4.1", 5.0])
+            await machine.handle.signal("noticed", said(machine))
+            await until(lambda: machine.registry.names().count("machine.ready") == 5, "confirmed again")
+            await until(lambda: "machine.noticed" in machine.registry.names(), "passed on")
             return await _fetched(client, machine.handle.id)
         finally:
             await machine.close()

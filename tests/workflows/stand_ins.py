@@ -16,6 +16,7 @@ from domain.protocol import (
     DryRunRequest,
     DryRunResult,
     Hello,
+    MachineNotice,
     ReplicateTable,
     ScanTicket,
     Welcome,
@@ -90,7 +91,7 @@ class Registry(StandIns):
 
     def all(self) -> list[Callable[..., Any]]:
         """The control queue's activities."""
-        return [self.register, self.ready, self.lost]
+        return [self.register, self.ready, self.lost, self.noticed]
 
     @activity.defn(name=Activity.REGISTER_MACHINE.value)
     async def register(self, hello: Hello) -> Welcome:
@@ -104,6 +105,10 @@ class Registry(StandIns):
     @activity.defn(name=Activity.MACHINE_LOST.value)
     async def lost(self, attend: Attend) -> None:
         await self._called(Activity.MACHINE_LOST, attend)
+
+    @activity.defn(name=Activity.MACHINE_NOTICED.value)
+    async def noticed(self, notice: MachineNotice) -> None:
+        await self._called(Activity.MACHINE_NOTICED, notice)
 
 
 class House(StandIns):

@@ -10,7 +10,8 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
-from domain.protocol import Activity, Attend, Hello, StopNode
+from domain.protocol import Activity, Attend, Hello, MachineNotice, StopNode
+from domain.reported import NoticeReport
 from tests.workflows.agents import Agent, until
 from tests.workflows.lab import handled, serving
 from tests.workflows.stand_ins import Registry
@@ -246,3 +247,34 @@ async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatc
             assert began.continued_execution_run_id
         finally:
             await registered.close()
+
+
+def said(machine: Registered, run: str | None = None) -> MachineNotice:
+    """The agent's word that its machine is taken, or a task's."""
+    notice = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
+    return MachineNotice(machine.machine, "boot-1", notice, run)
+
+
+async def test_a_notice_is_passed_on_at_once(machine: Registered) -> None:
+    """A platform's word about an attended machine is recorded, each time that the agent says it."""
+    await machine.says_hello()
+    await machine.attended()
+    await machine.handle.signal("noticed", said(machine))
+    await machine.handle.signal("noticed", said(machine, "wl-1.3"))
+    await machine.known("machine.register", "machine.ready", "machine.noticed", "machine.noticed")
+    assert machine.registry.requests(Activity.MACHINE_NOTICED) == [said(machine), said(machine, "wl-1.3")]
+
+
+async def test_a_notice_does_not_wait_for_tasks_that_save(machine: Registered) -> None:
+    """Tasks of a gang that was given up have their grace, and what is said meanwhile is passed on meanwhile."""
+    await machine.says_hello()
+    await machine.attended()
+    machine.agent.held.add(Activity.STOP_NODE)
+    await machine.handle.signal("unconfirmed", args=["wl-1.3", 120.0])
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the stop")
+    await machine.handle.signal("noticed", said(machine))
+    await machine.known("machine.register", "machine.ready", "machine.noticed")
+    machine.agent.held.clear()
+    await machine.known("machine.register", "machine.ready", "machine.noticed", "machine.ready")
+    assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 120.0)]
+    assert machine.registry.requests(Activity.MACHINE_READY)[-1] == Attend(machine.machine, "boot-1", ["wl-1.3"])

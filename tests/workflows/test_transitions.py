@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 from domain.phases import NEXT_PHASES, Phase
-from tests.workflows import test_loss, test_mail, test_placing, test_running
+from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.stories import PATHS
 
-TOLD_IN = (test_placing, test_running, test_mail, test_loss)
+TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_leaving, test_loading)
 
 NEVER_MADE = {
     # A workload fails for what its tasks did, so only once they run.

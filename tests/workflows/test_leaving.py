@@ -1,0 +1,170 @@
+"""A platform takes a machine: the workload is placed anew while its tasks save."""
+
+from typing import Any
+
+from domain.phases import Phase
+from domain.protocol import Activity, MailKind
+from domain.reported import NoticeReport
+from tests.workflows.agents import until
+from tests.workflows.lab import AWAY, Life
+from tests.workflows.stories import goes
+from tests.workflows.test_running import AGAIN, RUNNING, running
+
+NOTICED = ("checkpointing platform_notice", "preempted platform_notice")
+TERMINATE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
+
+
+async def noticed(life: Life, **detail: Any) -> None:
+    """The platform of its first machine takes it, and the server has heard."""
+    told = {"machine": life.agents[0].machine, **TERMINATE.numbers(), "code": "platform_notice", **detail}
+    await life.mail(MailKind.PREEMPT, **told)
+
+
+def holds_stops(life: Life) -> None:
+    """The tasks save for as long as the test wants."""
+    for agent in life.agents:
+        agent.held.add(Activity.STOP_NODE)
+
+
+def saved(life: Life) -> None:
+    """The tasks have saved, and end."""
+    for agent in life.agents:
+        agent.held.clear()
+
+
+@goes(*RUNNING, *NOTICED, *AGAIN, "succeeded completed")
+async def test_a_workload_is_placed_anew_while_its_tasks_save(life: Life) -> None:
+    """It is in the queue at once, its next attempt is staged, and prepared only when the tasks have saved."""
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    release = life.facts.releases[0]
+    assert release.silent_machines == [a.machine for a in life.agents]
+    assert (release.flushing_s, release.blames_machine) == (5.0, None)
+    for agent in life.agents:
+        await life.asks(agent, Activity.STOP_NODE)
+    await life.award()
+    await until(lambda: [s.attempt for s in life.facts.staged] == [1, 2], "the next attempt is staged")
+    await life.handled()
+    assert [len(a.requests(Activity.PREPARE_NODE)) for a in life.agents] == [1, 1]
+    assert life.facts.flushed == []
+    for agent in life.agents:
+        agent.reports(step=70, checkpoint_step=70)
+    saved(life)
+    await life.runs()
+    (flushed,) = life.facts.flushed
+    assert flushed.attempt == 1
+    assert [p.checkpoint_step for p in flushed.progress] == [70, 70]
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, *NOTICED, "placing awarded", "migrating copying_checkpoint", *AGAIN[1:])
+async def test_no_checkpoint_is_fenced_while_tasks_save(life: Life) -> None:
+    """Bringing the checkpoint elsewhere would refuse the save that is under way: it waits for that."""
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    life.plan.checkpoint_region = AWAY
+    await life.award()
+    await until(lambda: len(life.facts.staged) == 2, "the next attempt is staged")
+    await life.handled()
+    assert life.facts.copies == []
+    saved(life)
+    await life.runs()
+    assert [c.attempt for c in life.facts.copies] == [2]
+
+
+@goes(*RUNNING, *NOTICED, *AGAIN)
+async def test_tasks_that_never_end_are_not_waited_for_beyond_their_grace(life: Life) -> None:
+    """A machine that goes in silence holds nobody up: after the grace the next attempt fences what may still run."""
+    life.plan.grace_s = 0.0
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.facts.releases[0].silent_machines == [a.machine for a in life.agents]
+    life.agents[0].held.discard(Activity.STOP_NODE)
+    await life.award()
+    await life.runs()
+    assert life.facts.flushed == []
+    saved(life)
+
+
+@goes(*RUNNING, *NOTICED, "cancelled cancelled_by_user")
+async def test_a_workload_that_is_cancelled_while_its_tasks_save_ends_after_them(life: Life) -> None:
+    """Nothing of a workload runs on when its workflow has ended."""
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    await life.mail(MailKind.CANCEL, by="ada")
+    await life.reaches(Phase.CANCELLED)
+    saved(life)
+    assert await life.result() == "cancelled"
+    assert len(life.facts.flushed) == 1
+
+
+@goes(*RUNNING, *NOTICED)
+async def test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempted(life: Life) -> None:
+    """The agent tells its tasks at once: their exit, with any code, is no failure, and the peers have their grace."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[0].ends(1, log_tail="interrupted", notice=TERMINATE)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.reason() == {"machine": life.agents[0].machine, **TERMINATE.numbers()}
+    await life.asks(life.agents[1], Activity.STOP_NODE)
+    assert life.stopped()[1] == [(1, 5.0)]
+    assert life.facts.releases[0].silent_machines == [life.agents[1].machine]
+
+
+@goes(*RUNNING, "preempted platform_notice")
+async def test_a_gang_all_of_whose_tasks_ended_by_a_notice_is_preempted(life: Life) -> None:
+    """Where nothing runs any more there is nothing to wait for, and a later word of the server is about the past."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[1].ends()
+    await life.pending(Activity.RUN_NODE, 1)
+    life.agents[0].ends(143, notice=TERMINATE)
+    await life.reaches(Phase.PREEMPTED)
+    await noticed(life)
+    await life.handled()
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_gang_that_ended_well_in_spite_of_a_notice_has_succeeded(life: Life) -> None:
+    """A notice is of no interest to work that is done."""
+    await running(life)
+    for agent in life.agents:
+        agent.ends(notice=TERMINATE)
+    assert await life.result() == "succeeded"
+
+
+@goes("pending", "placing awarded", "provisioning starting_tasks", "preempted platform_notice")
+async def test_a_notice_before_the_start_gives_the_place_up(life: Life) -> None:
+    """No task is started on a machine that goes."""
+    for agent in life.agents:
+        agent.held.add(Activity.PREPARE_NODE)
+    await life.award()
+    await life.asks(life.agents[0], Activity.PREPARE_NODE)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    saved(life)
+    assert life.agents[0].requests(Activity.RUN_NODE) == []
+
+
+@goes(*RUNNING, *NOTICED, *AGAIN, *NOTICED, *AGAIN)
+async def test_notices_may_follow_each_other(life: Life) -> None:
+    """An attempt that is told while an earlier one's tasks have just saved gives its place up as well."""
+    await running(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    await running(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    await running(life)
+    assert [f.attempt for f in life.facts.flushed] == [1, 2]
