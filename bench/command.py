@@ -25,6 +25,7 @@ SUITES = {
     "award": "award",
     "simulate": "simulate",
     "cadence": "cadence",
+    "checkpoint": "checkpoint",
     "end-to-end": "end_to_end",
     "memory": "memory",
 }

@@ -1,0 +1,66 @@
+"""Servers on loopback that speak the protocols of S3 and Google Cloud Storage, in threads of this process.
+
+moto enforces conditional puts as S3 does. The emulator of Google's storage does not: a create there replaces.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+from gcp_storage_emulator.server import create_server
+from moto.server import ThreadedMotoServer
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server, and how a process finds it."""
+
+    url: str
+    environ: dict[str, str]
+    """What a process that opens its buckets must have in its environment."""
+    scheme: str
+    _make: str = field(repr=False)
+
+    def bucket(self) -> str:
+        """URL of a prefix in a new bucket."""
+        name = f"b-{uuid.uuid4().hex[:12]}"
+        if self.scheme == "s3":
+            httpx.put(f"{self._make}/{name}").raise_for_status()
+        else:
+            httpx.post(self._make, params={"project": "emulated"}, json={"name": name}).raise_for_status()
+        return f"{self.scheme}://{name}/region-a"
+
+
+@contextmanager
+def s3() -> Iterator[Endpoint]:
+    """An S3 server, gone afterwards."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        url = f"http://{host}:{port}"
+        environ = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        yield Endpoint(url, environ, "s3", url)
+    finally:
+        server.stop()
+
+
+@contextmanager
+def gcs() -> Iterator[Endpoint]:
+    """A server for Google's protocol, gone afterwards."""
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{server._api._httpd.server_port}"
+        yield Endpoint(url, {"STORAGE_EMULATOR_HOST": url}, "gs", f"{url}/storage/v1/b")
+    finally:
+        server.stop()

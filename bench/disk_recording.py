@@ -1,0 +1,155 @@
+"""Records what this process does to the files below a folder, and kills it there between two operations."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Mutation = tuple[Any, ...]
+"""What was done, and to what: `("write", inode, data)`, `("link", source, target, inode)`."""
+
+_AUDITED = {"os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.remove": "unlink", "os.link": "link", "os.rename": "rename"}
+
+
+class Killed(BaseException):
+    """Thrown out of every operation on the folder from a kill on, so that no clean-up happens."""
+
+
+@dataclass
+class Recording:
+    """What was done below a folder, in order, and when what was acknowledged."""
+
+    base: Path
+    mutations: list[Mutation] = field(default_factory=list)
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)
+    """How many operations came before, and the step."""
+    kill_at: int | None = None
+    """The operation that is not done any more."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _inodes: dict[int, int] = field(default_factory=dict)
+    _dead: bool = False
+
+    def acknowledge(self, step: int) -> None:
+        """The save of `step` has returned."""
+        self.acknowledged.append((len(self.mutations), step))
+
+    def do(self, call: Callable[[], Any], note: Callable[[Any], Mutation | None]) -> Any:
+        """Do one operation, and note what it did."""
+        with self._lock:
+            if self._dead or (self.kill_at is not None and len(self.mutations) >= self.kill_at):
+                self._dead = True
+                raise Killed
+            result = call()
+            noted = note(result)
+            if noted is not None:
+                self.mutations.append(noted)
+            return result
+
+    def restart(self, kill_after: int | None = None) -> None:
+        """A new process, to be killed after so many operations."""
+        self._dead = False
+        self.kill_at = None if kill_after is None else len(self.mutations) + kill_after
+
+    def below(self, path: Any) -> str | None:
+        """The path below the base; None: it is not, or it is the base itself (an empty path is never a name)."""
+        absolute = os.path.normpath(Path(path).absolute())
+        if absolute == str(self.base):
+            return ""
+        return os.path.relpath(absolute, self.base) if absolute.startswith(f"{self.base}/") else None
+
+
+@contextmanager
+def recording(base: Path) -> Iterator[Recording]:
+    """Record what this process does below `base` by the functions of `os`.
+
+    Raises:
+        AssertionError: something was done there in another way.
+    """
+    recorder = Recording(base.absolute())
+    real = {
+        name: getattr(os, name) for name in ("open", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir")
+    }
+    seen: list[str] = []
+    live = True
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if not live or event not in _AUDITED:
+            return
+        if any(isinstance(each, str | os.PathLike) and recorder.below(each) is not None for each in arguments):
+            seen.append(_AUDITED[event])
+
+    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        name = recorder.below(path) if dir_fd is None else None
+        if name is None:
+            return int(real["open"](path, flags, mode, dir_fd=dir_fd))
+        if not flags & os.O_CREAT:
+            assert not flags & (os.O_TRUNC | os.O_APPEND), f"{path}: opened with flags that are not modelled"
+            return int(recorder.do(lambda: real["open"](path, flags, mode), lambda _: None))
+        assert flags & os.O_EXCL, f"{path}: made in a way that is not modelled"
+        return int(
+            recorder.do(lambda: real["open"](path, flags, mode), lambda made: ("create", name, os.fstat(made).st_ino))
+        )
+
+    def ours(descriptor: int) -> str | None:
+        return recorder.below(str(Path(f"/proc/self/fd/{descriptor}").readlink()).removesuffix(" (deleted)"))
+
+    def write(descriptor: int, data: Any) -> int:
+        if ours(descriptor) is None:
+            return int(real["write"](descriptor, data))
+        number = os.fstat(descriptor).st_ino
+        return int(
+            recorder.do(lambda: real["write"](descriptor, data), lambda count: ("write", number, bytes(data)[:count]))
+        )
+
+    def fsync(descriptor: int) -> None:
+        if ours(descriptor) is None:
+            real["fsync"](descriptor)
+            return
+        number = os.fstat(descriptor).st_ino
+        recorder.do(lambda: None, lambda _: ("fsync", number))
+
+    def one(kind: str) -> Callable[..., None]:
+        def call(path: Any, *arguments: Any, **named: Any) -> None:
+            name = recorder.below(path)
+            if name is None:
+                real[kind](path, *arguments, **named)
+                return
+            number = 0 if kind == "mkdir" else os.lstat(path).st_ino if os.path.lexists(path) else 0
+
+            def noted(_: Any) -> Mutation:
+                return (kind, name, os.lstat(path).st_ino if kind == "mkdir" else number)
+
+            recorder.do(lambda: real[kind](path, *arguments, **named), noted)
+
+        return call
+
+    def two(kind: str) -> Callable[..., None]:
+        def call(source: Any, target: Any, **named: Any) -> None:
+            names = recorder.below(source), recorder.below(target)
+            if None in names:
+                real[kind](source, target, **named)
+                return
+            recorder.do(lambda: real[kind](source, target, **named), lambda _: (kind, *names, os.lstat(target).st_ino))
+
+        return call
+
+    wrapped = {"open": open_, "write": write, "fsync": fsync}
+    wrapped |= {kind: one(kind) for kind in ("unlink", "mkdir", "rmdir")}
+    wrapped |= {kind: two(kind) for kind in ("link", "replace")}
+    sys.addaudithook(audit)
+    try:
+        for name, function in wrapped.items():
+            setattr(os, name, function)
+        yield recorder
+    finally:
+        live = False
+        for name, function in real.items():
+            setattr(os, name, function)
+    noted = [mutation[0].replace("replace", "rename") for mutation in recorder.mutations]
+    for kind in _AUDITED.values():
+        # Those that failed are audited too.
+        assert noted.count(kind) <= seen.count(kind), f"{kind}: {noted.count(kind)} noted, {seen.count(kind)} done"

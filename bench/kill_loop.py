@@ -1,0 +1,235 @@
+"""Proof that training survives being killed at any instant: `python -m bench.kill_loop --kills 500 --store s3`.
+
+Trainings (`bench.kill_training`) run one after the other, in processes that are killed by SIGKILL again and again until
+they are done: after a random time, or between two system calls of a start or of a save (`bench.ptrace`), with the call
+drawn evenly among as many as one was measured to make. In turn they save in the foreground, in the background, to two
+roots (a local one and the far one, and the training moves between two machines), and as gangs of two and three ranks,
+each of which is killed at an instant of its own. On files and S3 some are frozen instead, in the midst of a save, until
+a successor has claimed the root and saved: a frozen one that goes on must be refused, and change nothing.
+
+After every kill an observer (`bench.kill_watch`) reads the root, and these must hold, else it is a violation:
+
+- every record of the log is whole, every checkpoint in it too, and its content is that of an uninterrupted run;
+- no checkpoint is lost whose save had returned;
+- the restart goes on from the newest checkpoint, passes nothing over and warns of nothing;
+- what is left unfinished is gone after the restart's claim, and everything but the kept checkpoints at the end;
+- the final state is, byte by byte, that of an uninterrupted run.
+
+Where the kills fell is counted: with 200 kills or more a place that none fell in fails the proof too.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
+
+from bench.kill_process import Hangs
+from bench.kill_runs import VARIANTS, Arena, Run, Tally, Variant, Violation, place_name
+from bench.kill_training import WORDS, Place
+from bench.kill_watch import look
+from bench.power_loss import LostWork
+from bench.power_loss import sweeps as power_loss_sweeps
+
+EXIT_VIOLATED, EXIT_INTERRUPTED = 1, 130
+ENOUGH = 200
+"""Kills from which on every place must have been hit."""
+_NEVER = {Place.STARTING, Place.ENDED}
+"""A process is hardly there."""
+MOST_VIOLATIONS = 10
+
+
+def loop(arena: Arena, kills: int, say: Callable[[str], None], variants: Sequence[Variant] = VARIANTS) -> Tally:
+    """Trainings until there were so many kills and the last one is done; the first violation of each ends it."""
+    tally = arena.tally
+    began_s = time.monotonic()
+
+    def enough() -> bool:
+        passed_s = time.monotonic() - began_s
+        rate = tally.kills / passed_s
+        left = f"{(kills - tally.kills) / rate:.0f} s left" if tally.kills else "measuring"
+        say(f"{tally.kills} of {kills} kills, {tally.freezes} freezes, {rate:.2f} kills/s, {left}")
+        return tally.kills >= kills
+
+    number = 0
+    while not enough():
+        run = Run(arena, variants[number % len(variants)], arena.rng.randrange(1 << 20), enough)
+        number += 1
+        try:
+            run.finish()
+        except (Violation, Hangs) as error:
+            text = f"{run.variant.name}, seed {run.base.seed}: {error}"
+            tally.violations.append(text)
+            arena.tell({"violation": text})
+            if len(tally.violations) >= MOST_VIOLATIONS:
+                break
+    return tally
+
+
+@contextmanager
+def _server(store: str) -> Iterator[Callable[[], str]]:
+    """A server of the store in a process of its own; what makes a new bucket. Its environment is set here too."""
+    code = (
+        "import json, sys\nfrom bench import buckets\n"
+        f"with buckets.{store}() as endpoint:\n"
+        "    print(json.dumps(endpoint.environ), flush=True)\n"
+        "    for _ in sys.stdin: print(endpoint.bucket(), flush=True)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environ,
+        start_new_session=True,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        asked, answers = server.stdin, server.stdout
+        before = dict(os.environ)
+        try:
+            os.environ.update(json.loads(answers.readline()))
+
+            def bucket() -> str:
+                asked.write("\n")
+                asked.flush()
+                return answers.readline().strip()
+
+            yield bucket
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            asked.close()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(10)
+            server.kill()
+
+
+@contextmanager
+def arena(store: str, seed: int, tell: Callable[[dict[str, Any]], None], parent: Path | None = None) -> Iterator[Arena]:
+    """An arena on `file`, `s3` or `gcs`, gone afterwards."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kill-loop-", dir=parent)))
+        if store == "file":
+            numbers = iter(range(1 << 30))
+
+            def new_root() -> str:
+                return str(folder / f"root-{next(numbers)}")
+        else:
+            new_root = stack.enter_context(_server(store))
+            # The clouds' libraries are imported once, before all forks.
+            look(new_root())
+        yield Arena(random.Random(seed), folder, new_root, store != "gcs", tell)
+
+
+def unhit(tally: Tally) -> list[str]:
+    """Places that no kill fell in, and should."""
+    hit = {place for place, _ in tally.places}
+    return [WORDS[place] for place in Place if place not in hit | _NEVER]
+
+
+def show(store: str, tally: Tally, passed_s: float, out: IO[str]) -> None:
+    """The table."""
+    print(f"{tally.kills} kills ({tally.processes} processes) on {store} in {passed_s:.0f} s:", file=out)
+    rows = [(place_name(place, local), count) for (place, local), count in sorted(tally.places.items())]
+    for name, count in rows:
+        print(f"  {name:44} {count:6}", file=out)
+    print(f"how: {', '.join(f'{how} {count}' for how, count in sorted(tally.hows.items()))}", file=out)
+    print(f"{tally.trainings} trainings done, {tally.restarts} restarts that were looked at", file=out)
+    if tally.freezes:
+        frozen = ", ".join(f"{place_name(*where)} {count}" for where, count in sorted(tally.frozen.items()))
+        print(f"{tally.freezes} frozen and continued, {tally.refused} refused: {frozen}", file=out)
+    if store == "gcs":
+        print("two writers: not tried, as the emulator does not enforce generation conditions", file=out)
+    for text in tally.violations:
+        print(f"VIOLATION  {text}", file=out)
+    if not tally.violations:
+        print("no violation", file=out)
+
+
+def _lose_power(states: int, seed: int, say: Callable[[str], None], tell: Callable[[dict[str, Any]], None]) -> int:
+    """States of the disk after a power loss (`bench.power_loss`); the exit code."""
+    began_s = time.monotonic()
+    try:
+        checked = power_loss_sweeps(states, seed, say)
+    except LostWork as error:
+        tell({"violation": str(error)})
+        return EXIT_VIOLATED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    tell(
+        {"power_loss_states": checked, "seed": seed, "passed_s": round(time.monotonic() - began_s, 1), "violations": 0}
+    )
+    return 0
+
+
+@click.command()
+@click.option("--kills", type=click.IntRange(min=1), default=500, show_default=True)
+@click.option("--store", type=click.Choice(["file", "s3", "gcs"]), default="file", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--power-loss", type=click.IntRange(min=1), metavar="STATES", help="Instead: states after a power loss.")
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Where files are put.")
+def main(kills: int, store: str, seed: int, power_loss: int | None, folder: Path | None) -> None:
+    """Kill trainings; exit code 1: something may not happen, and did; 130: interrupted."""
+    terminal = sys.stderr.isatty()
+    last_s = 0.0
+
+    def say(text: str) -> None:
+        nonlocal last_s
+        if terminal or time.monotonic() - last_s > 10:
+            last_s = time.monotonic()
+            print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    def tell(line: dict[str, Any]) -> None:
+        print(json.dumps({"store": store, **line}), flush=True)
+
+    if power_loss is not None:
+        sys.exit(_lose_power(power_loss, seed, say, tell))
+    began_s = time.monotonic()
+    interrupted = False
+    with arena(store, seed, tell, folder) as where:
+        try:
+            loop(where, kills, say)
+        except KeyboardInterrupt:
+            interrupted = True
+    tally = where.tally
+    passed_s = time.monotonic() - began_s
+    missed = unhit(tally) if tally.kills >= ENOUGH else []
+    tell(
+        {
+            "kills": tally.kills,
+            "seed": seed,
+            "passed_s": round(passed_s, 1),
+            "trainings": tally.trainings,
+            "restarts": tally.restarts,
+            "frozen": tally.freezes,
+            "refused": tally.refused,
+            "violations": len(tally.violations),
+            "unhit": missed,
+            "empty_folders": tally.most_empty_folders,
+        }
+    )
+    if terminal:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    show(store, tally, passed_s, sys.stderr)
+    for name in missed:
+        print(f"NEVER HIT  {name}", file=sys.stderr)
+    if interrupted:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_VIOLATED if tally.violations or missed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,441 @@
+"""One training: how `bench.kill_loop` starts, kills and freezes it, and what it demands after that."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.kill_process import Process
+from bench.kill_training import WORDS, Job, Place, Table, expected, ranks
+from bench.kill_watch import Seen, look
+
+FREEZES = 6
+"""One in so many interruptions of a training alone is a freeze."""
+MOVES = 6
+"""One in so many restarts of a training with two roots is on the other machine; of those one in three is a new one."""
+ALL_CALLS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train."""
+
+    name: str
+    background: bool = False
+    by_step: bool = False
+    local: bool = False
+    world_size: int = 1
+    numbered: bool = True
+    """Whether the attempts get their numbers from outside."""
+    keep: int = 2
+
+
+VARIANTS = (
+    Variant("foreground", by_step=True, numbered=False),
+    Variant("background", background=True, by_step=True),
+    Variant("two roots", local=True, numbered=False),
+    Variant("gang of 2", world_size=2),
+    Variant("foreground, keep 1", keep=1),
+    Variant("background, keep 1", background=True, keep=1, numbered=False),
+    Variant("two roots, background", local=True, background=True),
+    Variant("gang of 3, background", world_size=3, background=True, keep=1),
+)
+
+
+class Violation(Exception):
+    """Something that may never happen."""
+
+
+@dataclass
+class Tally:
+    """What has happened so far."""
+
+    kills: int = 0
+    """Interruptions by SIGKILL; that of a gang is one."""
+    processes: int = 0
+    freezes: int = 0
+    refused: int = 0
+    trainings: int = 0
+    restarts: int = 0
+    places: Counter[tuple[Place, bool]] = field(default_factory=Counter)
+    frozen: Counter[tuple[Place, bool]] = field(default_factory=Counter)
+    hows: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    most_empty_folders: int = 0
+
+
+@dataclass
+class Arena:
+    """What all trainings of a run share."""
+
+    rng: random.Random
+    folder: Path
+    new_root: Callable[[], str]
+    freezes: bool
+    tell: Callable[[dict[str, Any]], None]
+    tally: Tally = field(default_factory=Tally)
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    """System-call stops of a start and of a save, by variant, as measured once."""
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    job: Job = field(default_factory=lambda: Job(0, ""))
+    """What all jobs are made from."""
+
+
+@contextmanager
+def children(processes: Sequence[Process]) -> Iterator[Sequence[Process]]:
+    """None of them lives afterwards."""
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.close()
+
+
+class Run:
+    """One training, from its beginning to its end."""
+
+    def __init__(self, arena: Arena, variant: Variant, seed: int, enough: Callable[[], bool]) -> None:
+        self.arena, self.variant, self.enough = arena, variant, enough
+        rng = arena.rng
+        base = replace(
+            arena.job,
+            seed=seed,
+            root=arena.new_root(),
+            keep=variant.keep,
+            every=rng.choice((1, 2, 3)),
+            background=variant.background,
+            by_step=variant.by_step,
+            world_size=variant.world_size,
+        )
+        self.base = base
+        self.machines = [str(arena.folder / f"local-{seed}-{n}") for n in range(2)] if variant.local else []
+        self.machine = 0
+        self.launched = 0
+        self.acknowledged = 0
+        self.freezes = self.unpruned = 0
+        both = [expected(job) for job in ranks(base)]
+        self.tables: list[Table] = [table for table, _ in both]
+        self.digests = [digest for _, digest in both]
+
+    def jobs(self, **changes: Any) -> list[Job]:
+        """The jobs of the next attempt."""
+        self.launched += 1
+        attempt = self.launched if self.variant.numbered else None
+        local = self.machines[self.machine] if self.machines else None
+        return [replace(job, attempt=attempt, local=local, **changes) for job in ranks(self.base)]
+
+    def look(self) -> list[tuple[str, Seen]]:
+        """The roots that the next attempt uses; the far one last.
+
+        Raises:
+            Violation: what is in one of them may not be.
+        """
+        roots = [self.machines[self.machine]] if self.machines else []
+        seen = [(root, look(root, self.tables)) for root in [*roots, self.base.root]]
+        for root, one in seen:
+            self.arena.tally.most_empty_folders = max(self.arena.tally.most_empty_folders, one.empty_folders)
+            if one.wrong:
+                raise Violation(f"{root}: {'; '.join(one.wrong)}")
+        return seen
+
+    def resume_step(self) -> int:
+        """Where the next attempt must go on.
+
+        Raises:
+            Violation: an acknowledged save is lost.
+        """
+        newest = [seen.newest for _, seen in self.look()]
+        step = max(((commit.order, commit.step) for commit in newest if commit), default=((0, 0), 0))[1]
+        if step < self.acknowledged:
+            raise Violation(f"step {self.acknowledged} was acknowledged, and the newest checkpoint is of step {step}")
+        return step
+
+    def finish(self) -> None:
+        """Kill and restart until it is done.
+
+        Raises:
+            Violation: as it says.
+            Hangs: a process does.
+        """
+        turn = 0
+        while True:
+            step = self.resume_step()
+            if self.machines and turn and self.arena.rng.randrange(MOVES) == 0:
+                step = self._move()
+            turn += 1
+            if self.arena.freezes and self._freezable(turn) and self.arena.rng.randrange(FREEZES) == 0:
+                done = Freeze(self, step).done()
+            else:
+                done = self._attempt(step)
+            if done:
+                break
+        self._all_done()
+        self.arena.tally.trainings += 1
+
+    def _all_done(self) -> None:
+        roots = self.look()
+        # One that was killed between its last save's two roots finds nothing to do after that.
+        steps = [seen.newest.step if seen.newest else 0 for _, seen in roots]
+        if max(steps) != self.base.steps:
+            raise Violation(f"the training is done, and the newest checkpoints are of steps {steps}")
+        for root, seen in roots:
+            if seen.loose_before(max(attempt for _, attempt in seen.claims)) if seen.claims else seen.loose:
+                raise Violation(f"{root}: left at the end: {seen.loose}")
+            # One that was frozen before it had put anything, and was too late, leaves a whole checkpoint to the next
+            # save.
+            # One that is killed between a commit and its removals leaves those to the next save.
+            most = self.variant.keep + self.freezes + self.unpruned
+            if len(seen.commits) > most or len(seen.claims) > self.launched:
+                raise Violation(f"{root}: {len(seen.commits)} checkpoints and {len(seen.claims)} claims are kept")
+
+    def _freezable(self, turn: int) -> bool:
+        return self.variant.world_size == 1 and turn > 1 and not self.enough()
+
+    def _move(self) -> int:
+        """To the other machine, which has what it had then, or (a new one) nothing."""
+        self.machine = 1 - self.machine
+        if self.arena.rng.randrange(3) == 0:
+            shutil.rmtree(self.machines[self.machine], ignore_errors=True)
+        return self.resume_step()
+
+    def heard(self, processes: Sequence[Process]) -> None:
+        """Take in what ended processes have told.
+
+        Raises:
+            Violation: one of them told of one.
+        """
+        for process in processes:
+            process.hear()
+            self.acknowledged = max([self.acknowledged, *(int(step) for step in process.told("done"))])
+            for words in process.told("violation"):
+                raise Violation(f"rank {process.job.rank}, attempt {process.job.attempt}: {words}")
+
+    def met(self, processes: Sequence[Process], step: int) -> None:
+        """All ranks have claimed and loaded, and wait: they must have the right step, and have swept.
+
+        Raises:
+            Violation: they have not.
+        """
+        for process in processes:
+            if not process.wait_line("restored"):
+                self.heard([process])
+                raise Violation(f"a restart ended with status {process.status}; it told {process.lines}")
+            told = int(process.told("restored")[0])
+            # A server may have ended a dead one's request after the root was looked at.
+            if told != step and told != self.resume_step():
+                raise Violation(f"rank {process.job.rank} resumes from step {told}, the newest checkpoint is {step}")
+        self.heard(processes)
+        self.arena.tally.restarts += 1
+        for root, seen in self.look():
+            # Where nobody gives the numbers the two roots may count differently: the newest claim's is the root's.
+            claimed = max(attempt for _, attempt in seen.claims)
+            if loose := seen.loose_before(claimed):
+                raise Violation(f"{root}: attempt {claimed} has claimed, and this is left: {loose}")
+
+    def _attempt(self, step: int) -> bool:
+        """One start, and most times a kill; whether the training is done."""
+        rng, name = self.arena.rng, self.variant.name
+        measured = self.arena.calls.keys()
+        if self.enough():
+            how = "none"
+        elif (name, "save") not in measured:
+            how = "save, calls"
+        elif (name, "start") not in measured:
+            how = "start, calls"
+        else:
+            how = rng.choices(("start, time", "start, calls", "any time", "save, calls"), (12, 18, 25, 45))[0]
+        victim = rng.randrange(self.variant.world_size)
+        arm = {"start, calls": 0, "save, calls": rng.choice((1, 1, 2, 3))}.get(how)
+        jobs = self.jobs(settle=how == "save, calls" and (name, "save") not in measured)
+        jobs[victim] = replace(jobs[victim], arm=arm)
+        began_s = time.monotonic()
+        with children([Process(job) for job in jobs]) as processes:
+            if how.startswith("start"):
+                self._at_start(processes, victim, how, began_s)
+            else:
+                self.met(processes, step)
+                self.arena.seconds.setdefault((name, "start"), time.monotonic() - began_s)
+                self._later(processes, victim, how)
+            for process in processes:
+                process.wait()
+            self.heard(processes)
+            return self._counted(processes, how, step)
+
+    def _counted(self, processes: Sequence[Process], how: str, step: int) -> bool:
+        tally = self.arena.tally
+        killed = [process for process in processes if process.killed]
+        for process in processes:
+            if not process.killed and process.status != 0:
+                raise Violation(f"rank {process.job.rank} ended with status {process.status}, nobody killed it so")
+            if not process.killed and process.told("finished") != [self.digests[process.job.rank]]:
+                raise Violation(
+                    f"rank {process.job.rank} ended with {process.lines[-1:]}; the state of an uninterrupted run has "
+                    f"SHA-256 {self.digests[process.job.rank]}"
+                )
+        if killed:
+            tally.kills += 1
+            tally.processes += len(killed)
+            tally.hows[how] += 1
+            for process in killed:
+                tally.places[process.place] += 1
+            # What a process is at is told a little before it is there.
+            late = (Place.RECORD, Place.COMMITTED, Place.REMOVAL, Place.ENDED, Place.TRAINING, Place.MEETING)
+            self.unpruned += any(process.place[0] in late for process in killed)
+            self.arena.tell(
+                {
+                    "kill": tally.kills,
+                    "variant": self.variant.name,
+                    "seed": self.base.seed,
+                    "how": how,
+                    "places": [place_name(*process.place) for process in killed],
+                    "resumed_step": step,
+                    "acknowledged_step": self.acknowledged,
+                }
+            )
+        return not killed
+
+    def _at_start(self, processes: Sequence[Process], victim: int, how: str, began_s: float) -> None:
+        """Kill within claim, sweep and load: no rank goes on to train."""
+        rng, key = self.arena.rng, (self.variant.name, "start")
+        one = processes[victim]
+        for process in processes:
+            if process is not one:
+                process.go()
+        if how == "start, time":
+            one.go()
+            until_s = 1.3 * self.arena.seconds[key]
+        else:
+            one.wait_line("began")
+            one.go()  # For the second time that it waits: after its load.
+            others = [process for process in processes if process is not one]
+            known = self.arena.calls.get(key)
+            calls = rng.randint(1, known) if known else ALL_CALLS
+            made = one.kill_at(calls, others, lambda: known is None and one.place[0] is Place.TRAINING)
+            self.arena.calls.setdefault(key, made)
+            until_s = 0.5 * self.arena.seconds[key]
+        self._kill_all(processes, until_s, began_s)
+
+    def _later(self, processes: Sequence[Process], victim: int, how: str) -> None:
+        """Kill while it trains and saves."""
+        rng, key = self.arena.rng, (self.variant.name, "save")
+        one = processes[victim]
+        began_s = time.monotonic()
+        for process in processes:
+            process.go()
+        if how == "none":
+            return
+        if how == "save, calls" and one.wait_line("save", one.job.arm or 1):
+            others = [process for process in processes if process is not one]
+            known = self.arena.calls.get(key)
+            if known is None:
+                started_s = time.monotonic()
+                made = one.kill_at(ALL_CALLS, others, lambda: one.place[0] is Place.TRAINING)
+                self.arena.calls[key] = made
+                self.arena.seconds[key] = time.monotonic() - started_s
+            else:
+                # Some more than it makes: what comes between two saves is hit too.
+                one.kill_at(rng.randint(1, known + known // 8), others)
+        self._kill_all(processes, 3 * self.arena.seconds[key], began_s)
+
+    def _kill_all(self, processes: Sequence[Process], within_s: float, began_s: float) -> None:
+        """Kill those that still live, each after a random time of its own."""
+        rng = self.arena.rng
+        times = sorted(
+            ((rng.uniform(0, within_s), process.job.rank, process) for process in processes), key=lambda t: t[:2]
+        )
+        now_s = time.monotonic() if any(process.ended for process in processes) else began_s
+        for after_s, _, process in times:
+            end_s = now_s + after_s
+            while not process.poll() and (left_s := end_s - time.monotonic()) > 0:
+                time.sleep(min(left_s, 0.01))
+                process.hear()
+            process.kill()
+
+
+class Freeze:
+    """A process that is frozen in a save, and goes on when its successor has saved."""
+
+    def __init__(self, run: Run, step: int) -> None:
+        self.run, self.step = run, step
+
+    def done(self) -> bool:
+        """Whether the training was done before it could be frozen."""
+        run, rng = self.run, self.run.arena.rng
+        known = run.arena.calls.get((run.variant.name, "save"))
+        if known is None:
+            return run._attempt(self.step)
+        (job,) = run.jobs(arm=rng.choice((1, 2)))
+        with children([Process(job)]) as (old,):
+            run.met([old], self.step)
+            old.go()
+            if not old.wait_line("save", job.arm or 1) or not old.freeze_at(rng.randint(1, known)):
+                old.wait()
+                run.heard([old])
+                return run._counted([old], "none", self.step)
+            run.heard([old])
+            if old.told("finished"):
+                # It was so late that it had nothing more to do, and nothing to be refused.
+                os.kill(old.pid, signal.SIGCONT)
+                old.wait()
+                return run._counted([old], "none", self.step)
+            where = old.place
+            committed = {commit.step for _, seen in run.look() for commit in seen.commits}
+            (successor,) = run.jobs(arm=rng.choice((1, 2, 3)), settle=True)
+            with children([Process(successor)]) as (new,):
+                self._succeed(new)
+                before = run.look()
+                os.kill(old.pid, signal.SIGCONT)
+                old.wait()
+                self._refused(old, max(committed, default=0), before)
+                run.freezes += 1
+                run.arena.tally.freezes += 1
+                run.arena.tally.frozen[where] += 1
+                run.arena.tell(
+                    {"freeze": run.arena.tally.freezes, "variant": run.variant.name, "place": place_name(*where)}
+                )
+                # The successor goes on, until it is killed as any other.
+                new.go()
+                run._kill_all([new], 3 * run.arena.seconds[run.variant.name, "save"], time.monotonic())
+                run.heard([new])
+                return run._counted([new], "any time", self.step)
+
+    def _succeed(self, new: Process) -> None:
+        """The successor claims, loads and saves, up to the save before which it waits."""
+        step = self.run.resume_step()
+        new.wait_line("restored")
+        self.run.heard([new])
+        if [str(step)] != new.told("restored"):
+            raise Violation(f"the successor of a frozen one resumes from {new.told('restored')}, and not from {step}")
+        new.go()
+        new.wait_line("save", new.job.arm or 1)
+        self.run.heard([new])
+
+    def _refused(self, old: Process, committed: int, before: list[tuple[str, Seen]]) -> None:
+        """It must be stale, and may have changed nothing that counts."""
+        old.hear()
+        self.run.heard([old])
+        if not old.told("stale"):
+            raise Violation(f"a frozen one that went on was not refused: {old.lines[-3:]}, status {old.status}")
+        self.run.arena.tally.refused += 1
+        if any(int(step) > committed for step in old.told("done")):
+            raise Violation(f"a frozen one had committed step {committed}, and acknowledged {old.told('done')[-1]}")
+        for (root, was), (_, now) in zip(before, self.run.look(), strict=True):
+            # It may end the removals that it had begun, of checkpoints that are too old.
+            kept = {commit.number for commit in was.commits[: self.run.variant.keep]}
+            gone = kept - {commit.number for commit in now.commits}
+            if gone or (was.newest and (now.newest is None or now.newest.order < was.newest.order)):
+                raise Violation(
+                    f"{root}: a frozen one that went on has removed the records {gone}; newest is {now.newest}"
+                )
+
+
+def place_name(place: Place, local: bool) -> str:
+    """Its words, for people."""
+    return f"{WORDS[place]}{' (local root)' if local else ''}"

@@ -1,0 +1,374 @@
+"""The training that `bench.kill_loop` kills: small, deterministic, and told apart by its seed and rank only.
+
+Its state changes at every step, from a generator of its own, the generators that the process shares and a shuffled
+order of the data. A part of the state never changes, so it is put once. `places` in shared memory say at each instant
+what a process is at: that needs no system call, and outlives the process.
+"""
+
+import hashlib
+import mmap
+import os
+import random
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
+from mizzen.checkpoint.background import Saving
+from mizzen.checkpoint.roots import open_root
+from mizzen.objects.store import Body, ObjectInfo, ObjectStore
+
+SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
+
+
+class Place(IntEnum):
+    """What a process is at."""
+
+    STARTING = 0
+    CLAIM = 1
+    CLAIM_RECORD = 2
+    SWEEP = 3
+    LOADING = 4
+    TRAINING = 5
+    SAVE_BEGUN = 6
+    PARTS = 7
+    SHARD = 8
+    MEETING = 9
+    RECORD = 10
+    COMMITTED = 11
+    REMOVAL = 12
+    ENDED = 13
+
+
+WORDS = {
+    Place.STARTING: "before the claim",
+    Place.CLAIM: "claim, before its record",
+    Place.CLAIM_RECORD: "in the claim's record",
+    Place.SWEEP: "claimed, sweeping",
+    Place.LOADING: "loading",
+    Place.TRAINING: "training, no save",
+    Place.SAVE_BEGUN: "save, before any write",
+    Place.PARTS: "in the parts",
+    Place.SHARD: "in a rank's shard record",
+    Place.MEETING: "waiting for the other ranks",
+    Place.RECORD: "in the checkpoint's record",
+    Place.COMMITTED: "committed, before removal",
+    Place.REMOVAL: "removing old ones",
+    Place.ENDED: "after the training",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do."""
+
+    seed: int
+    root: str
+    local: str | None = None
+    attempt: int | None = None
+    keep: int = 2
+    every: int = 3
+    """Steps from one save to the next."""
+    steps: int = 30
+    background: bool = False
+    by_step: bool = False
+    """Whether it uses `Checkpointer.step`, else `save` and `save_async`."""
+    rank: int = 0
+    world_size: int = 1
+    arm: int | None = None
+    """The save before which it waits for a word, from 1; 0: it waits before it claims."""
+    settle: bool = False
+    """Whether it waits for a save in the background at once, so that the save can be measured."""
+    eager: bool = False
+    """A fault, to see that it is found: a save is acknowledged when it begins."""
+    open: Callable[[str | os.PathLike[str]], ObjectStore] = open_root
+
+
+class Training:
+    """The state, and how a step changes it."""
+
+    def __init__(self, seed: int, rank: int) -> None:
+        random.seed(seed * 1000 + rank)
+        np.random.seed(seed * 1000 + rank)
+        self.dice = np.random.default_rng(seed)
+        self.model: dict[str, Any] = {"w": self.dice.standard_normal((SIDE, SIDE)), "v": np.zeros((SIDE, SIDE))}
+        self.fixed: dict[str, Any] = {"embedding": np.random.default_rng(seed + 1).bytes(FIXED_BYTES)}
+        self.data: dict[str, Any] = {"epoch": 0, "left": []}
+        self.slice: dict[str, Any] = {"mean": np.zeros(SLICE), "coins": []}
+        self._shuffle = random.Random(seed)
+
+    @property
+    def tracked(self) -> dict[str, Any]:
+        """Part name to object."""
+        return {
+            "model": self.model,
+            "fixed": self.fixed,
+            "data": self.data,
+            "dice": self.dice,
+            "shuffle": self._shuffle,
+            "slice": self.slice,
+        }
+
+    def step(self) -> None:
+        """One step."""
+        if not self.data["left"]:
+            self.data["left"] = self._shuffle.sample(range(SAMPLES), SAMPLES)
+            self.data["epoch"] += 1
+        sample = self.data["left"].pop()
+        gradient = self.dice.standard_normal((SIDE, SIDE)) * (1 + sample)
+        # In place: a save in the background that did not copy would be seen.
+        self.model["v"] *= 0.9
+        self.model["v"] += gradient
+        self.model["w"] -= 0.01 * self.model["v"]
+        self.slice["mean"] += 0.1 * np.random.standard_normal(SLICE)
+        self.slice["coins"] = [random.random(), *self.slice["coins"][:9]]
+
+    def digest(self) -> str:
+        """SHA-256 over all of the state, without the code that saves it."""
+        digest = hashlib.sha256()
+        for array in (self.model["w"], self.model["v"], self.slice["mean"]):
+            digest.update(array.tobytes())
+        rest = (self.fixed, self.data, self.slice["coins"], self.dice.bit_generator.state, self._shuffle.getstate())
+        digest.update(repr((rest, random.getstate())).encode())
+        digest.update(repr(np.random.get_state(legacy=False)["state"]["key"].tolist()).encode())
+        return digest.hexdigest()
+
+
+OWN = frozenset({"slice", "rng"})
+
+
+def expected(job: Job) -> tuple[dict[tuple[int, str], str], str]:
+    """What an uninterrupted run has: SHA-256 of each part's content by (step, part name), and the final digest."""
+    training = Training(job.seed, job.rank)
+    tracked = Tracked(training.tracked)
+    table = {}
+    for step in range(1, job.steps + 1):
+        training.step()
+        for name, value in tracked.capture(step).items():
+            digest = hashlib.sha256()
+            for chunk in parts.encode(name, value)[1]:
+                digest.update(chunk)
+            table[step, name] = digest.hexdigest()
+    return table, training.digest()
+
+
+@dataclass
+class Channel:
+    """A process's line to its supervisor, and back."""
+
+    out: int
+    back: int
+    place: mmap.mmap
+    """One byte: the `Place`; the second one: 1 while that is about the local root."""
+
+    def say(self, line: str) -> None:
+        """Tell one line. What was told outlives the process."""
+        os.write(self.out, line.replace("\n", "\\n").encode() + b"\n")
+
+    def meet(self, line: str) -> None:
+        """Tell a line, and wait for a word to go on."""
+        self.say(line)
+        os.read(self.back, 1)
+
+    def at(self, place: Place, local: bool = False) -> None:
+        """Note where this process is."""
+        self.place[:2] = bytes((place, local))
+
+
+@dataclass
+class Watched:
+    """A store that notes what is being done to it."""
+
+    inner: ObjectStore
+    channel: Channel
+    local: bool
+    saving: Callable[[], bool]
+    """Whether what is done is a save; else it is a claim or a load."""
+    _done: set[Place] = field(default_factory=set)
+
+    def _at(self, claiming: Place, saving: Place) -> None:
+        self.channel.at(saving if self.saving() else claiming, self.local)
+
+    def put(self, key: str, body: Body) -> None:
+        """See `ObjectStore.put`."""
+        shard = key.startswith("shards/")
+        self._at(Place.LOADING, Place.SHARD if shard else Place.PARTS)
+        self.inner.put(key, body)
+        if shard:
+            self._at(Place.LOADING, Place.MEETING)
+
+    def create(self, key: str, body: bytes) -> bool:
+        """See `ObjectStore.create`."""
+        self._at(Place.CLAIM_RECORD, Place.RECORD)
+        made = self.inner.create(key, body)
+        if made:
+            self._at(Place.SWEEP, Place.COMMITTED)
+        return made
+
+    def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        if key.startswith("shards/"):
+            self._at(Place.LOADING, Place.MEETING)
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """See `ObjectStore.get_range`."""
+        return self.inner.get_range(key, start, end)
+
+    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
+        """See `ObjectStore.fetch`."""
+        return self.inner.fetch(key, into, start)
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        return self.inner.list(prefix, after=after)
+
+    def size(self, key: str) -> int | None:
+        """See `ObjectStore.size`."""
+        return self.inner.size(key)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        self._at(Place.SWEEP, Place.REMOVAL)
+        self.inner.delete(key)
+
+    def forget(self, key: str) -> None:
+        """See `ObjectStore.forget`."""
+        self.inner.forget(key)
+
+    def tidy(self) -> None:
+        """See `ObjectStore.tidy`."""
+        self.inner.tidy()
+
+    def uri(self, key: str) -> str:
+        """See `ObjectStore.uri`."""
+        return self.inner.uri(key)
+
+
+def train(job: Job, channel: Channel) -> None:
+    """Train to the end, or to the kill. What goes wrong is told as a `violation`, a newer attempt as `stale`."""
+
+    def warned(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if issubclass(category, CheckpointWarning):
+            channel.say(f"violation a warning: {message}")
+
+    warnings.simplefilter("always")
+    warnings.showwarning = warned  # type: ignore[assignment]  # It takes whatever is given.
+    try:
+        _Trainer(job, channel).run()
+    except StaleAttemptError as error:
+        channel.say(f"stale {error}")
+    except BaseException:
+        channel.say(f"violation {traceback.format_exc()}")
+
+
+class _Trainer:
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self.job, self.channel = job, channel
+        self.training = Training(job.seed, job.rank)
+        self.saves = 0
+        self.saving = False
+        self.handle: Saving | None = None
+        self.unsettled: int | None = None
+        """The step of a save in the background that is not acknowledged yet."""
+
+    def _open(self, uri: str | os.PathLike[str]) -> ObjectStore:
+        return Watched(self.job.open(uri), self.channel, uri == self.job.local, lambda: self.saving)
+
+    def run(self) -> None:
+        """See `train`."""
+        job, channel = self.job, self.channel
+        if job.arm == 0:
+            channel.meet("began")
+        else:
+            channel.say("began")
+        channel.at(Place.CLAIM)
+        setattr(checkpointer, "open_root", self._open)  # noqa: B010  # It is that module's by import only.
+        kept = Checkpointer(
+            job.root,
+            local=job.local,
+            background=job.background,
+            attempt=job.attempt,
+            keep=job.keep,
+            interval_s=0,
+            sharded=job.world_size > 1,
+            rank=job.rank,
+            world_size=job.world_size,
+        )
+        channel.say(f"claimed {kept.attempt}")
+        channel.at(Place.LOADING)
+        own = ("slice",) if job.world_size > 1 else ()
+        kept.track(own=own, **self.training.tracked)
+        step = kept.restore()
+        if kept.skipped:
+            channel.say(f"violation passed over: {kept.skipped}")
+        channel.at(Place.TRAINING)
+        channel.meet(f"restored {step}")
+        tracked = Tracked(self.training.tracked)
+        while step < job.steps:
+            self.training.step()
+            step += 1
+            self._acknowledge()
+            if step % job.every == 0 or step == job.steps:
+                self._save(kept, tracked, step)
+        kept.wait()
+        self._acknowledge(ended=True)
+        channel.at(Place.ENDED)
+        channel.say(f"finished {self.training.digest()}")
+
+    def _save(self, kept: Checkpointer, tracked: Tracked, step: int) -> None:
+        if self.job.by_step:
+            if step == self.job.steps:
+                kept.wait()
+            if not kept.should_save(step):
+                kept.step(step)  # The one before is still being written.
+                return
+        self.saves += 1
+        self.saving = True
+        job, channel = self.job, self.channel
+        waited = self.handle is None and self.unsettled is None
+        if waited:
+            channel.at(Place.SAVE_BEGUN)
+        if job.arm == self.saves:
+            channel.meet(f"save {step}")
+        else:
+            channel.say(f"save {step}")
+        if job.eager:
+            channel.say(f"done {step}")
+        before, self.unsettled = self.unsettled, step
+        if job.by_step:
+            kept.step(step)
+        elif job.background:
+            self.handle = kept.save_async(step, tracked.capture(step), own=OWN)
+        else:
+            kept.save(step, tracked.capture(step), own=OWN)
+        if before is not None:
+            # A save begins when the one before it is written.
+            channel.say(f"done {before}")
+        if job.background and job.settle:
+            kept.wait()
+            self.handle = None
+        if not job.background or job.settle:
+            self._acknowledge(ended=True)
+
+    def _acknowledge(self, ended: bool = False) -> None:
+        if self.handle is not None and self.handle.done:
+            ended = self.handle.manifest is not None
+            self.handle = None
+        if ended and self.unsettled is not None:
+            self.channel.at(Place.TRAINING)
+            self.channel.say(f"done {self.unsettled}")
+            self.unsettled = None
+
+
+def ranks(job: Job) -> list[Job]:
+    """The jobs of all ranks of a gang."""
+    return [replace(job, rank=rank) for rank in range(job.world_size)]
+
+
+Table = Mapping[tuple[int, str], str]

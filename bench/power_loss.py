@@ -1,0 +1,151 @@
+"""Power loss, simulated: checkpoints after it, for the file operations of real saves.
+
+The operations on a folder are recorded (`bench.disk_recording`) while checkpoints are claimed, saved, removed and
+killed. `check` demands of every state that the disk may be in then (`bench.disk_model`): there is a checkpoint no older
+than the last one that was acknowledged, its content is exact, nothing warns, and the next attempt claims, saves and
+loads.
+"""
+
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.disk_model import Disk, Tree, crashes, everything, materialise
+from bench.disk_recording import Killed, Recording, recording
+from mizzen.checkpoint import Checkpointer, list_committed
+
+ROOT = "runs/one"
+"""The root of the checkpoints below the base: its folders are made by the first save."""
+TOKENS = b"the same in each checkpoint " * 40
+
+
+def state(step: int) -> dict[str, Any]:
+    """The state of a step: one part that does not change, and three that do."""
+    return {
+        "model": random.Random(step).randbytes(3000),
+        "tokens": TOKENS,
+        "progress": {"step": step},
+        "order": random.Random(step + 1).sample(range(50), 50),
+    }
+
+
+def saves(base: Path, recorder: Recording, steps: Sequence[int], keep: int) -> None:
+    """One process: it claims, loads, and saves these steps."""
+    kept = Checkpointer(base / ROOT, keep=keep)
+    kept.load_latest()
+    for step in steps:
+        kept.save(step, state(step))
+        recorder.acknowledge(step)
+
+
+def record(base: Path, keep: int, kills: Sequence[int]) -> Recording:
+    """A training on a new root: a process for each kill, killed after so many operations, and one that is not.
+
+    Raises:
+        AssertionError: the operations do not make up what is on the disk.
+    """
+    with recording(base) as recorder:
+        step = 1
+        for kill in [*kills, None]:
+            recorder.restart(kill)
+            with suppress(Killed):
+                saves(base, recorder, range(step, step + 3), keep)
+            step += 3
+    disk = Disk()
+    for mutation in recorder.mutations:
+        disk.do(mutation)
+    there: Tree = {}
+    for path in sorted(base.rglob("*")):
+        there[path.relative_to(base).as_posix()] = None if path.is_dir() else path.read_bytes()
+    assert disk.crash(everything) == there, "not every operation was seen"
+    return recorder
+
+
+class LostWork(AssertionError):
+    """A state of the disk from which a training cannot go on as it must."""
+
+
+def check(tree: Tree, base: Path, acknowledged: int, keep: int) -> None:
+    """Load, claim and save in that state.
+
+    Raises:
+        LostWork: what `acknowledged` names (0: nothing) is not there, is not exact, or training cannot go on.
+    """
+    materialise(tree, base)
+    sync, platform = os.fsync, os.environ.get("MIZZEN_PLATFORM")
+    # No metadata server is looked for: there is none here.
+    os.environ["MIZZEN_PLATFORM"] = "sigterm"
+    os.fsync = lambda _: None  # type: ignore[assignment]  # What is checked here is not lost again.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kept = Checkpointer(base / ROOT, keep=keep)
+            found = kept.load_latest()
+            step = found.step if found else 0
+            if step < acknowledged:
+                raise LostWork(f"step {acknowledged} was acknowledged, step {step} is there")
+            if found is not None and found.state != state(step):
+                raise LostWork(f"the checkpoint of step {step} has another content")
+            kept.save(1000, state(1000))
+            newest = list_committed(base / ROOT, verify=True)[:1]
+            if [manifest.step for manifest in newest] != [1000]:
+                raise LostWork(f"after a save of step 1000 the newest is {newest}")
+    except LostWork as error:
+        raise LostWork(f"{error}; the disk had {sorted(tree)}") from None
+    except Exception as error:
+        raise LostWork(f"{error!r}; the disk had {sorted(tree)}") from error
+    finally:
+        os.fsync = sync
+        if platform is None:
+            del os.environ["MIZZEN_PLATFORM"]
+        else:
+            os.environ["MIZZEN_PLATFORM"] = platform
+
+
+def sweep(folder: Path, recorder: Recording, keep: int, rng: random.Random, randoms: int, share: float = 1.0) -> int:
+    """Check states at every instant of a recording, that share of them; how many.
+
+    Raises:
+        LostWork: see `check`.
+    """
+    disk = Disk()
+    checked = 0
+    for done in range(len(recorder.mutations) + 1):
+        if done:
+            disk.do(recorder.mutations[done - 1])
+        acknowledged = max((step for before, step in recorder.acknowledged if before <= done), default=0)
+        for tree in crashes(disk, rng, randoms):
+            if rng.random() < share:
+                try:
+                    check(tree, folder, acknowledged, keep)
+                except LostWork as error:
+                    last = recorder.mutations[max(0, done - 3) : done]
+                    told = [mutation if mutation[0] != "write" else mutation[:2] for mutation in last]
+                    raise LostWork(f"after {done} operations, the last {told}: {error}") from error
+                checked += 1
+    return checked
+
+
+def sweeps(states: int, seed: int, say: Callable[[str], None]) -> int:
+    """Recordings with random kills, until so many states were checked; how many were.
+
+    Raises:
+        LostWork: see `check`.
+    """
+    rng = random.Random(seed)
+    checked = 0
+    while checked < states:
+        with tempfile.TemporaryDirectory(prefix="power-loss-") as folder:
+            keep = rng.choice((1, 2))
+            base = Path(folder) / "base"
+            base.mkdir()
+            kills = [rng.randint(1, 150) for _ in range(rng.randrange(4))]
+            recorder = record(base, keep, kills)
+            checked += sweep(Path(folder) / "state", recorder, keep, rng, 8)
+        say(f"{checked} of {states} states after a power loss")
+    return checked
