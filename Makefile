@@ -3,6 +3,8 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIBRARIES := .venv-integrations
+LIBRARY_PIP = $(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes
 # uv reads the system's certificates, which a company proxy may need.
 export UV_SYSTEM_CERTS ?= 1
 export UV_NATIVE_TLS ?= 1
@@ -10,7 +12,7 @@ export UV_LINK_MODE ?= copy
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test lint format lock chaos bench clean
+.PHONY: setup demo test test-integrations lint format lock chaos bench clean
 
 setup: $(VENV)/.ready
 
@@ -30,11 +32,27 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# The SDK against torch, transformers and lightning, in an environment of its own: they are large. It is installed by
+# pip, which also looks where its user has put a build of torch for the CPU alone; else it is the registry's, which on
+# Linux needs CUDA's packages.
+test-integrations: $(LIBRARIES)/.ready
+	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
+	@$(LIBRARIES)/bin/python -m pytest -c tests_integrations/pytest.ini --rootdir . tests_integrations $(ARGS)
+
+$(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock requirements-torch.lock
+	@test -x $(LIBRARIES)/bin/python || $(PYTHON) -m venv $(LIBRARIES)
+	@echo "installing torch, transformers and lightning (about a minute)"
+	@torch=requirements-torch-cpu.lock; \
+	$(LIBRARY_PIP) --dry-run -r $$torch >/dev/null 2>&1 || torch=requirements-torch.lock; \
+	$(LIBRARY_PIP) -r requirements-integrations.lock -r $$torch
+	@touch $@
+
 chaos: setup
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos $(ARGS)
 
-# All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms).
-bench: setup
+# All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms). The one of checkpoints
+# needs torch.
+bench: setup $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
 	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
 
 lint: setup
@@ -50,7 +68,8 @@ format: setup
 # Writes the locks anew; they name no host.
 lock:
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
+	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(LIBRARIES)
