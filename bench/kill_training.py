@@ -12,6 +12,7 @@ import random
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects.store import Body, ObjectInfo, ObjectStore
+from mizzen.objects.store import Body, Fetch, ObjectInfo, ObjectStore
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
@@ -220,9 +221,9 @@ class Watched:
         """See `ObjectStore.get_range`."""
         return self.inner.get_range(key, start, end)
 
-    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
-        """See `ObjectStore.fetch`."""
-        return self.inner.fetch(key, into, start)
+    def opened(self, key: str) -> AbstractContextManager[Fetch]:
+        """See `ObjectStore.opened`."""
+        return self.inner.opened(key)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""

@@ -56,13 +56,14 @@ def test_what_is_fetched_fills_the_buffer(store: ObjectStore) -> None:
     """A fetch fills what it is given from a position on, says how much that was, and leaves the rest alone."""
     store.put("x", b"0123456789")
     into = memoryview(bytearray(b"." * 4))
-    assert store.fetch("x", into) == 4
-    assert store.fetch("x", into[1:], 8) == 2
-    assert into.tobytes() == b"089" + b"3"
-    assert store.fetch("x", into, 10) == 0
-    assert store.fetch("x", into[:0]) == 0
-    with pytest.raises(MissingObject, match="no/such"):
-        store.fetch("no/such", into)
+    with store.opened("x") as fetch:
+        assert fetch(into, 0) == 4
+        assert fetch(into[1:], 8) == 2
+        assert into.tobytes() == b"089" + b"3"
+        assert fetch(into, 10) == 0
+        assert fetch(into[:0], 0) == 0
+    with pytest.raises(MissingObject, match="no/such"), store.opened("no/such") as fetch:
+        fetch(into, 0)
 
 
 def test_only_one_creates(store: ObjectStore, request: pytest.FixtureRequest) -> None:
@@ -152,6 +153,12 @@ def test_the_tag_tells_a_replacement(store: ObjectStore) -> None:
     assert before.tag != after.tag
 
 
+def fetch_first(store: ObjectStore, key: str) -> int:
+    """How many bytes of one there are."""
+    with store.opened(key) as fetch:
+        return fetch(memoryview(bytearray(1)), 0)
+
+
 def test_keys_stay_in_the_store(store: ObjectStore) -> None:
     """A key that is absolute, empty or climbs is refused by every method, with the key in the message."""
     uses: list[Callable[[str], object]] = [
@@ -160,7 +167,7 @@ def test_keys_stay_in_the_store(store: ObjectStore) -> None:
         store.delete,
         lambda key: store.put(key, b""),
         lambda key: store.create(key, b"x"),
-        lambda key: store.fetch(key, memoryview(bytearray(1))),
+        lambda key: fetch_first(store, key),
         lambda key: store.get_range(key, 0, 1),
     ]
     for use, key in itertools.product(uses, BAD_KEYS):

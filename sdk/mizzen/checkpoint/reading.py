@@ -4,6 +4,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +150,10 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
     with readable(part.key):
         if not part.size_bytes and store.size(part.key) != 0:
             raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
-        with Workers(min(_FETCHES, 1 + part.size_bytes // _PIECE_BYTES)) as workers:
+        # The workers end first: none may read what is closed.
+        with store.opened(part.key) as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _PIECE_BYTES)) as workers:
             pieces = [content[start : start + _PIECE_BYTES] for start in range(0, part.size_bytes, _PIECE_BYTES)]
-            fetched = [
-                workers.submit(store.fetch, part.key, piece, index * _PIECE_BYTES) for index, piece in enumerate(pieces)
-            ]
+            fetched = [workers.submit(fetch, piece, index * _PIECE_BYTES) for index, piece in enumerate(pieces)]
             for piece, done in zip(pieces, fetched, strict=True):
                 if done.result() != len(piece):
                     raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
@@ -168,11 +168,16 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
 def _buffer(size_bytes: int) -> memoryview:
     """Writable memory. Large ones are mapped, so that Python does not fill them with zeros first.
 
-    As private memory, which costs half as much to touch as shared memory, mmap's default.
+    As private memory, which costs half as much to touch as shared memory, mmap's default; in huge pages, where the
+    kernel has them to give, which cost less again.
     """
     if size_bytes < _MAPPED_BYTES:
         return memoryview(bytearray(size_bytes))
-    return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
 
 
 def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:

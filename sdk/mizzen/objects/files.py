@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mizzen.objects.store import Body, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
 
 _STAGING = ".staging"
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
@@ -79,11 +79,8 @@ class FileStore:
 
     def forget(self, key: str) -> None:
         """See `ObjectStore.forget`: its pages leave the cache."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        # Advice that a file system does not take is no reason to fail what comes after it.
         with suppress(OSError, MissingObject), os.fdopen(self._open(key), "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            _advise(file.fileno(), "POSIX_FADV_DONTNEED")
 
     def tidy(self) -> None:
         """See `ObjectStore.tidy`: staged files that nobody holds any more."""
@@ -113,14 +110,20 @@ class FileStore:
             file.seek(start)
             return file.read(max(0, end - start))
 
-    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
-        """See `ObjectStore.fetch`."""
+    @contextmanager
+    def opened(self, key: str) -> Iterator[Fetch]:
+        """See `ObjectStore.opened`. One descriptor for all pieces: the kernel reads ahead of it from disk."""
         descriptor = self._open(key)
-        try:
+
+        def fetch(into: memoryview, start: int) -> int:
             filled = 0
             while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
                 filled += got
             return filled
+
+        try:
+            _advise(descriptor, "POSIX_FADV_SEQUENTIAL")
+            yield fetch
         finally:
             os.close(descriptor)
 
@@ -292,6 +295,14 @@ def _locked(descriptor: int) -> bool | None:
             raise
         return None
     return True
+
+
+def _advise(descriptor: int, advice: str) -> None:
+    """Tell the kernel how a file is used, where it can be told. What a file system does not take fails nothing."""
+    number = getattr(os, advice, None)
+    if number is not None:
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, number)
 
 
 def _abandoned(descriptor: int) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from google.cloud import storage
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.randomness import detach
-from mizzen.objects.store import Body, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -72,11 +73,16 @@ class GCSStore:
             return b""
         return body
 
-    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
-        """See `ObjectStore.fetch`."""
-        body = self.get_range(key, start, start + len(into))
-        into[: len(body)] = body
-        return len(body)
+    @contextmanager
+    def opened(self, key: str) -> Iterator[Fetch]:
+        """See `ObjectStore.opened`. Each piece is a request of its own."""
+
+        def fetch(into: memoryview, start: int) -> int:
+            body = self.get_range(key, start, start + len(into))
+            into[: len(body)] = body
+            return len(body)
+
+        yield fetch
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""

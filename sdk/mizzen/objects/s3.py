@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.randomness import detach
-from mizzen.objects.store import Body, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
 from mizzen.objects.workers import ending
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
@@ -82,8 +84,12 @@ class S3Store:
                 return b""
             raise
 
-    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
-        """See `ObjectStore.fetch`."""
+    @contextmanager
+    def opened(self, key: str) -> Iterator[Fetch]:
+        """See `ObjectStore.opened`. Each piece is a request of its own."""
+        yield partial(self._fetch, key)
+
+    def _fetch(self, key: str, into: memoryview, start: int) -> int:
         if not into:
             return len(self.get_range(key, start, start))
         asked = {"Bucket": self._bucket, "Key": self._name(key), "Range": f"bytes={start}-{start + len(into) - 1}"}

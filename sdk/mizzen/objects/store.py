@@ -1,6 +1,7 @@
 """The interface of an object store, the rules for keys, and the opening of a store by its URL."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -8,6 +9,9 @@ from urllib.parse import unquote, urlsplit
 Chunk: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = bytes | Path | Sequence[Chunk]
 """Bytes, the content of a file, or buffers one after the other, which may be read more than once."""
+
+Fetch: TypeAlias = Callable[[memoryview, int], int]
+"""Fills writable bytes from a byte of the object on, and says how many were filled: fewer at the object's end."""
 
 
 class MissingObject(LookupError):
@@ -50,11 +54,11 @@ class ObjectStore(Protocol):
             MissingObject: there is none.
         """
 
-    def fetch(self, key: str, into: memoryview, start: int = 0) -> int:
-        """Fill `into` (writable bytes) from the object's byte `start` on; how many were filled: fewer at its end.
+    def opened(self, key: str) -> AbstractContextManager[Fetch]:
+        """The object, for reading it piece by piece, by several threads at once and about in order.
 
         Raises:
-            MissingObject: there is none.
+            MissingObject: there is none; where a store opens nothing, a fetch raises it.
         """
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
