@@ -1,0 +1,99 @@
+"""An instance of the placement of data: regions, tables, and the jobs that read them (MAST 3.2, 3.3).
+
+`docs/tetris-instances.md` says what each field means; `tetris.documents` reads and writes it as JSON.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+JobKind: TypeAlias = Literal["ml", "spark", "presto"]
+HIGH_PRIORITY = 2
+"""Jobs of this level or higher (1, 2) count for the training that is at home."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What a region has to give."""
+
+    name: str
+    storage_bytes: float
+    gpu_hours: Mapping[str, float] = field(default_factory=dict)
+    """GPU type to hours of supply; a type that is not here has none."""
+    cpu_hours: Mapping[str, float] = field(default_factory=dict)
+    """App to its quota; an app that is not here has no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Data that has one home, and may have replicas elsewhere."""
+
+    name: str
+    size_bytes: float
+    home: str
+    replicas: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A recurring job, as its history says it will run again."""
+
+    name: str
+    kind: JobKind
+    tables: tuple[str, ...]
+    priority: int
+    app: str | None = None
+    gpu_type: str | None = None
+    gpu_hours: float = 0.0
+    cpu_hours: float = 0.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the terms of the objective weigh."""
+
+    read: float = 1.0
+    gpu: float = 1.0
+    storage: float = 1.0
+    overload: float = 4.0
+    by_priority: Mapping[int, float] = field(default_factory=dict)
+    """Priority level to the weight of its GPU terms; a level that is not here weighs 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Names are unique in each list; tables name regions, jobs name tables."""
+
+    regions: tuple[Region, ...]
+    tables: tuple[Table, ...]
+    jobs: tuple[Job, ...]
+    weights: Weights = Weights()
+    home_threshold: float = 0.9
+    move_quota_bytes: float | None = None
+
+
+Homes: TypeAlias = Mapping[str, str]
+"""A plan: table to its home region; a table that is not here stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A constraint that a plan does not keep."""
+
+    constraint: Literal["storage", "cpu_hours", "home_threshold", "move_quota"]
+    where: str
+    """The region; for cpu_hours `region/app`; for the others `all`."""
+    by: float
+    """How far over (or, for home_threshold, under) the limit: bytes, CPU hours, a fraction, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a plan costs: the terms before their weights, and their weighted sum."""
+
+    read: float
+    gpu: float
+    storage: float
+    total: float
+    violations: tuple[Violation, ...]

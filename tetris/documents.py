@@ -1,0 +1,214 @@
+"""Instances and plans as JSON: read with errors that name the field, the value and what would be right, and written.
+
+`docs/tetris-instances.md` documents the format; its version is in each document.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from domain.instance import Homes, Instance, Job, JobKind, Region, Score, Table, Weights
+from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+
+VERSION = 1
+T = TypeVar("T", bound=BaseModel)
+_SHOWN = 8
+"""How many errors of a document are told."""
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Level = Annotated[int, Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL)]
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used; each line names a field, its value, and what would be right."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Region(_Part):
+    name: _Name
+    storage_bytes: _Amount
+    gpu_hours: dict[_Name, _Amount] = {}
+    cpu_hours: dict[_Name, _Amount] = {}
+
+
+class _Table(_Part):
+    name: _Name
+    size_bytes: _Amount
+    home: _Name
+    replicas: tuple[_Name, ...] = ()
+
+
+class _Job(_Part):
+    name: _Name
+    kind: JobKind
+    app: _Name | None = None
+    tables: tuple[_Name, ...]
+    gpu_type: _Name | None = None
+    gpu_hours: _Amount = 0.0
+    cpu_hours: _Amount = 0.0
+    priority: _Level
+    weight: _Amount = 1.0
+
+
+class _Weights(_Part):
+    read: _Amount = 1.0
+    gpu: _Amount = 1.0
+    storage: _Amount = 1.0
+    overload: _Amount = 4.0
+    by_priority: dict[_Level, _Amount] = {}
+
+
+class _Instance(_Part):
+    version: Literal[1]
+    regions: Annotated[tuple[_Region, ...], Field(min_length=1)]
+    tables: tuple[_Table, ...]
+    jobs: tuple[_Job, ...]
+    weights: _Weights = _Weights()
+    home_threshold: Annotated[float, Field(ge=0, le=1)] = 0.9
+    move_quota_bytes: _Amount | None = None
+
+
+class _Plan(_Part):
+    version: Literal[1]
+    homes: dict[_Name, _Name]
+
+
+def read_instance(text: str | bytes) -> Instance:
+    """The instance that a JSON document describes.
+
+    Raises:
+        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown or out of range, names
+            something twice, or names a region or a table that it does not have.
+    """
+    body = _parse(_Instance, text)
+    instance = Instance(
+        regions=tuple(Region(**dict(r)) for r in body.regions),
+        tables=tuple(Table(**dict(t)) for t in body.tables),
+        jobs=tuple(Job(**dict(j)) for j in body.jobs),
+        weights=Weights(**dict(body.weights)),
+        home_threshold=body.home_threshold,
+        move_quota_bytes=body.move_quota_bytes,
+    )
+    _raise(check_names(instance))
+    return instance
+
+
+def check_names(instance: Instance) -> list[str]:
+    """What is wrong with the names of an instance: doubles, and names of what it does not have."""
+    lists = {
+        "regions": [r.name for r in instance.regions],
+        "tables": [t.name for t in instance.tables],
+        "jobs": [j.name for j in instance.jobs],
+    }
+    wrong: list[str] = []
+    for field, names in lists.items():
+        seen: set[str] = set()
+        for index, name in enumerate(names):
+            if name in seen:
+                wrong.append(f"{field}.{index}.name: {name!r} is there twice: names are unique")
+            seen.add(name)
+    regions, tables = {r.name for r in instance.regions}, {t.name for t in instance.tables}
+    known = _some(r.name for r in instance.regions)
+    for index, table in enumerate(instance.tables):
+        if table.home not in regions:
+            wrong.append(f"tables.{index}.home: {table.home!r} is no region of the instance; it has {known}")
+        wrong += _references(f"tables.{index}.replicas", table.replicas, regions, "region", known)
+        if table.home in table.replicas:
+            wrong.append(f"tables.{index}.replicas: {table.home!r} is the table's home: a replica is elsewhere")
+    known = _some(t.name for t in instance.tables)
+    for index, job in enumerate(instance.jobs):
+        wrong += _references(f"jobs.{index}.tables", job.tables, tables, "table", known)
+    return wrong
+
+
+def _references(where: str, names: tuple[str, ...], there: set[str], what: str, known: str) -> list[str]:
+    wrong = [f"{where}: {n!r} is no {what} of the instance; it has {known}" for n in names if n not in there]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        wrong.append(f"{where}: {twice!r} is there twice: a {what} is named once")
+    return wrong
+
+
+def read_plan(text: str | bytes, instance: Instance) -> dict[str, str]:
+    """The homes of a plan for the instance: table to region.
+
+    Raises:
+        DocumentError: as `read_instance`, or the plan names a table or region that the instance does not have.
+    """
+    homes = _parse(_Plan, text).homes
+    regions, tables = {r.name for r in instance.regions}, {t.name for t in instance.tables}
+    known_tables, known_regions = _some(t.name for t in instance.tables), _some(r.name for r in instance.regions)
+    wrong = [f"homes: {t!r} is no table of the instance; it has {known_tables}" for t in homes if t not in tables]
+    wrong += [
+        f"homes.{t}: {r!r} is no region of the instance; it has {known_regions}"
+        for t, r in homes.items()
+        if r not in regions
+    ]
+    _raise(wrong)
+    return homes
+
+
+def read_file(path: Path) -> bytes:
+    """A document's text.
+
+    Raises:
+        DocumentError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror}; give a JSON document") from None
+
+
+def instance_document(instance: Instance) -> dict[str, Any]:
+    """The instance as its document."""
+    body = asdict(instance)
+    body["weights"]["by_priority"] = {str(p): w for p, w in instance.weights.by_priority.items()}
+    return {"version": VERSION, **body}
+
+
+def plan_document(homes: Homes) -> dict[str, Any]:
+    """The plan as its document, by name."""
+    return {"version": VERSION, "homes": dict(sorted(homes.items()))}
+
+
+def score_document(found: Score) -> dict[str, Any]:
+    """What `mizzen tetris score` prints."""
+    return asdict(found)
+
+
+def _parse(kind: type[T], text: str | bytes) -> T:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise DocumentError(f"not JSON: {error}") from None
+    if isinstance(body, dict) and body.get("version") != VERSION:
+        raise DocumentError(f"version: {body.get('version')!r}: this program reads version {VERSION}")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        told = [f"{'.'.join(map(str, e['loc'])) or 'document'}: {_shown(e)}{e['msg']}" for e in error.errors()]
+        _raise(told)
+        raise
+
+
+def _shown(error: Any) -> str:
+    return "" if error["type"] == "missing" else f"{repr(error['input'])[:60]}: "
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:_SHOWN]) + (", …" if len(ordered) > _SHOWN else "") if ordered else "none"
+
+
+def _raise(wrong: list[str]) -> None:
+    if wrong:
+        more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+        raise DocumentError("\n".join(wrong[:_SHOWN] + more))
