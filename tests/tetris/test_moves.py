@@ -1,0 +1,53 @@
+"""The compiled, incremental objective equals the plain one after any moves, and what a move would change is exact."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.instance import Instance
+from tests.tetris.small import allowed, small_instance
+from tetris.columns import Columns
+from tetris.problem import Problem
+from tetris.score import score
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    tables=st.integers(0, 9),
+    regions=st.integers(1, 5),
+    jobs=st.integers(0, 14),
+    moves=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), max_size=6),
+)
+def test_incremental_equals_plain(
+    seed: int, tables: int, regions: int, jobs: int, moves: list[tuple[int, int]]
+) -> None:
+    """Before, between and after any moves the terms, the total and what is broken are those of the plain reference."""
+    instance = small_instance(seed, tables, regions, jobs)
+    columns = Columns.of(instance)
+    problem = Problem(columns)
+    agrees(instance, columns, problem)
+    for table, region in moves:
+        if not tables:
+            break
+        table, region = table % tables, region % regions
+        weighed = problem.weigh(table)
+        expected = weighed.total[region], weighed.lack[region], weighed.broken[region]
+        before = problem.total, *problem.excess
+        problem.move(table, region)
+        after = problem.total, *problem.excess
+        assert np.subtract(after, before) == pytest.approx(expected, abs=1e-9)
+        agrees(instance, columns, problem)
+
+
+def agrees(instance: Instance, columns: Columns, problem: Problem) -> None:
+    """Total and constraints are the plain reference's."""
+    plain = score(instance, columns.plan_of(problem.home))
+    assert problem.total == pytest.approx(plain.total, rel=1e-9, abs=1e-9)
+    lack, broken = problem.excess
+    assert (lack > 0) == bool(plain.violations)
+    assert (broken <= 1e-9) == allowed(instance, plain)
+    fresh = Problem(columns, problem.home.copy())
+    assert problem.total == pytest.approx(fresh.total, rel=1e-9, abs=1e-12)
+    assert np.array_equal(problem.state.region, fresh.state.region)

@@ -1,0 +1,180 @@
+"""The method `climb`: MAST 3.4's algorithm, then what it left open, within a budget.
+
+The plain algorithm, `first_pass`: find each table's best region by itself, queue the tables by what they gain, and move
+each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains.
+That ends where no single table's move helps. From there: annealed walks whose steps also move all tables of a job, or
+let two tables change places; neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for
+instances small enough the exact method, which ends the search when it has proved the plan.
+
+Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tetris.columns import Columns, Ints
+from tetris.kernels import search
+from tetris.neighbourhood import Neighbourhood
+from tetris.problem import Problem
+
+LOOKS_PER_S = 8e6
+"""About what one core does in a second: turns a time budget into looks."""
+OVERRUN = 1.5
+"""A machine that is slower than that stops at so many times its time budget, and its plan is then one of its own."""
+LACKING = 1e4
+"""What the relative excess over limits weighs where a plan is to be published: it comes before everything else."""
+_PENALTIES = (0.3, 3.0, 30.0)
+"""What it weighs on walks, in parts of the objective."""
+_SAMPLES = 200
+_MOST_TABLES = 64
+"""Jobs of more tables are not moved as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a search has come."""
+
+    phase: str
+    part: float
+    """Of the budget, 0..1."""
+    total: float
+    """Of the best plan so far."""
+    lack: float
+    """Its relative excess over the limits."""
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Climbed:
+    """The best plan that was found."""
+
+    home: Ints
+    """[T]"""
+    total: float
+    lack: float
+    moves: int
+    looks: int
+    steps: tuple[Step, ...] = field(repr=False)
+    """Each improvement."""
+
+
+Listener = Callable[[Step], None]
+
+
+def climb(
+    columns: Columns, *, time_s: float, seed: int = 0, listener: Listener | None = None, passes_only: bool = False
+) -> Climbed:
+    """The best plan found within the budget: about `time_s` seconds, 0 for the greedy passes alone.
+
+    Raises:
+        ValueError: `time_s` is negative.
+    """
+    if time_s < 0:
+        raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
+    return _Climb(columns, time_s, seed, listener).run(passes_only)
+
+
+def first_pass(problem: Problem, spent: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int:
+    """One pass of MAST 3.4 over all tables; how many moved."""
+    return _pass(problem, np.arange(len(problem.home), dtype=np.int32), spent)
+
+
+def _pass(problem: Problem, tables: Ints, spent: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int:
+    parts = problem.fixed, problem.state, problem.work
+    gain = np.empty(len(tables))
+    search.rank(*parts, tables, LACKING, spent, gain)
+    order = np.argsort(-gain, kind="stable")
+    queue = tables[order[gain[order] > 0]]
+    moved: int = search.take(*parts, queue, LACKING, spent)
+    return moved
+
+
+class _Climb:
+    def __init__(self, columns: Columns, time_s: float, seed: int, listener: Listener | None) -> None:
+        self.began_s = time.monotonic()
+        self.time_s = time_s
+        self.budget = time_s * LOOKS_PER_S
+        self.listener = listener
+        self.seed = seed
+        self.draw = np.random.default_rng(seed)
+        self.problem = Problem(columns)
+        self.parts = self.problem.fixed, self.problem.state, self.problem.work
+        self.tables = np.arange(len(columns.home), dtype=np.int32)
+        self.best = columns.home.copy()
+        self.spent = np.zeros(search.N_TALLY)
+        lack, _ = self.problem.excess
+        self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL] = lack, self.problem.total
+        self.steps: list[Step] = []
+        self._say("start")
+
+    def run(self, passes_only: bool) -> Climbed:
+        if len(self.tables) and len(self.problem.columns.regions) > 1:
+            search.seed(self.seed & 0xFFFFFFFF)
+            self._descend("passes")
+            if not passes_only:
+                self._search()
+        spent = self.spent
+        return Climbed(
+            self.best, float(spent[search.BEST_TOTAL]), float(spent[search.BEST_LACK]), int(spent[search.MOVES]),
+            int(spent[search.LOOKS]), tuple(self.steps),
+        )  # fmt: skip
+
+    def _search(self) -> None:
+        jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
+        undo = np.zeros(_MOST_TABLES, np.int32)
+        scale = search.spread(*self.parts, self.tables, _SAMPLES, self.spent)
+        neighbourhood = Neighbourhood(self.problem)
+        turn = 0
+        # A walk is long enough to look at each table a few times, and short enough that several fit into the budget.
+        length = max(2e5, min(self.budget / 12, 40 * self._looks_of_a_pass()))
+        while self._goes_on() and scale > 0:
+            fresh = turn % 4 == 3
+            self._take(self.problem.columns.home if fresh else self.best)
+            hot = scale * (1.0 if fresh else 10.0 ** self.draw.uniform(-2.5, 0.0))
+            penalty = _PENALTIES[turn % len(_PENALTIES)] * max(abs(self.spent[search.BEST_TOTAL]), scale)
+            share = min(length, self.budget - self.spent[search.LOOKS])
+            search.walk(
+                *self.parts, self.tables, jobs, max(share, 1.0), hot, hot * 1e-3, penalty, self.best, self.spent, undo
+            )
+            self._descend("walks")
+            if self._goes_on():
+                self._take(self.best)
+                self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
+                self._descend("neighbourhoods")
+            turn += 1
+
+    def _descend(self, phase: str) -> None:
+        """Passes until none moves anything; what is reached is kept if it is better."""
+        while _pass(self.problem, self.tables, self.spent) and (phase == "passes" or self._goes_on()):
+            self._keep(phase)
+            if self.time_s and not self._in_time():
+                break
+        self._keep(phase)
+
+    def _keep(self, phase: str) -> None:
+        before = self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL]
+        search.keep(self.problem.fixed, self.problem.state, self.best, self.spent)
+        if (self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL]) != before or len(self.steps) == 1:
+            self._say(phase)
+
+    def _take(self, home: Ints) -> None:
+        search.refresh(*self.parts, home)
+
+    def _looks_of_a_pass(self) -> float:
+        return float(len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
+
+    def _goes_on(self) -> bool:
+        return bool(self.spent[search.LOOKS] < self.budget) and self._in_time()
+
+    def _in_time(self) -> bool:
+        return time.monotonic() - self.began_s < self.time_s * OVERRUN
+
+    def _say(self, phase: str) -> None:
+        part = min(1.0, float(self.spent[search.LOOKS]) / self.budget) if self.budget else 1.0
+        total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
+        self.steps.append(Step(phase, part, total, lack, time.monotonic() - self.began_s))
+        if self.listener is not None:
+            self.listener(self.steps[-1])

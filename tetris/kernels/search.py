@@ -1,0 +1,226 @@
+"""Searching: greedy passes, and walks that also take steps up. What a search costs is counted, not timed.
+
+A step is judged by `total + penalty * lack`: with a large penalty what the limits lack comes first, with a small one a
+walk may cross plans that cannot be published.
+"""
+
+import math
+
+import numpy as np
+
+from domain.compiled import compiled
+from tetris.kernels.layout import COUNT
+from tetris.kernels.moves import apply, settle
+from tetris.kernels.terms import excess, objective
+from tetris.kernels.weigh import weigh
+
+LOOKS, MOVES, BEST_LACK, BEST_TOTAL = 0, 1, 2, 3
+"""Entries of the tally of a search: jobs and regions looked at, tables moved, and the best plan's lack and total."""
+N_TALLY = 4
+_LEAST = 1e-12
+_UNBROKEN = 1e-9
+
+
+@compiled
+def _effort(fixed, work, table):  # type: ignore[no-untyped-def]
+    return fixed.table_start[table + 1] - fixed.table_start[table] + work.total.shape[0]
+
+
+@compiled
+def best_region(fixed, state, work, table, penalty, spent):  # type: ignore[no-untyped-def]
+    """The best region for a table among those that break nothing more, and what moving there changes (0: stay)."""
+    weigh(fixed, state, work, table)
+    spent[LOOKS] += _effort(fixed, work, table)
+    best, least = state.home[table], 0.0
+    for region in range(work.total.shape[0]):
+        cost = work.total[region] + penalty * work.lack[region]
+        if cost < least - _LEAST and work.broken[region] <= _LEAST:
+            best, least = region, cost
+    return best, least
+
+
+@compiled
+def rank(fixed, state, work, tables, penalty, spent, gain):  # type: ignore[no-untyped-def]
+    """Set each table's gain by its best region (MAST 3.4: each by itself, from the plan as it is)."""
+    for index in range(tables.shape[0]):
+        _, change = best_region(fixed, state, work, tables[index], penalty, spent)
+        gain[index] = -change
+
+
+@compiled
+def take(fixed, state, work, queue, penalty, spent):  # type: ignore[no-untyped-def]
+    """Move each table of a queue to its best region as the plan is by then, if it still gains; how many moved."""
+    moved = 0
+    for index in range(queue.shape[0]):
+        table = queue[index]
+        region, change = best_region(fixed, state, work, table, penalty, spent)
+        if change < 0.0:
+            apply(fixed, state, work, table, region)
+            moved += 1
+    spent[MOVES] += moved
+    return moved
+
+
+@compiled
+def seed(number):  # type: ignore[no-untyped-def]
+    """Seed the compiled code's generator."""
+    np.random.seed(number)
+
+
+@compiled
+def _price(fixed, state, penalty):  # type: ignore[no-untyped-def]
+    lack, broken = excess(fixed, state)
+    return objective(fixed, state) + penalty * lack, lack, broken
+
+
+@compiled
+def keep(fixed, state, best, spent):  # type: ignore[no-untyped-def]
+    """Keep the plan in `best` if it may be published and is better: less lack first, then a smaller total."""
+    lack, broken = excess(fixed, state)
+    if broken > _UNBROKEN:
+        return False
+    total = objective(fixed, state)
+    if lack < spent[BEST_LACK] - _UNBROKEN or (lack < spent[BEST_LACK] + _UNBROKEN and total < spent[BEST_TOTAL] - _LEAST):
+        best[:] = state.home
+        spent[BEST_LACK] = lack
+        spent[BEST_TOTAL] = total
+        return True
+    return False
+
+
+@compiled
+def _draw_region(fixed, state, work, table, penalty, heat):  # type: ignore[no-untyped-def]
+    """A region by the heat bath: with odds that fall exponentially in what moving there costs."""
+    regions = work.total.shape[0]
+    least = math.inf
+    for region in range(regions):
+        cost = work.total[region] + penalty * work.lack[region]
+        least = min(least, cost)
+    odds = 0.0
+    for region in range(regions):
+        odds += math.exp(-(work.total[region] + penalty * work.lack[region] - least) / heat)
+    left = np.random.random() * odds
+    for region in range(regions):
+        left -= math.exp(-(work.total[region] + penalty * work.lack[region] - least) / heat)
+        if left <= 0.0:
+            return region
+    return state.home[table]
+
+
+@compiled
+def _move_job(fixed, state, work, job, region, undo):  # type: ignore[no-untyped-def]
+    """Move all tables of a job to one region; remembers where they were."""
+    begin = fixed.job_start[job]
+    for entry in range(begin, fixed.job_start[job + 1]):
+        table = fixed.job_table[entry]
+        undo[entry - begin] = state.home[table]
+        apply(fixed, state, work, table, region)
+
+
+@compiled
+def _back(fixed, state, work, job, undo):  # type: ignore[no-untyped-def]
+    begin = fixed.job_start[job]
+    for entry in range(begin, fixed.job_start[job + 1]):
+        apply(fixed, state, work, fixed.job_table[entry], undo[entry - begin])
+
+
+@compiled
+def _job_effort(fixed, work, job):  # type: ignore[no-untyped-def]
+    effort = 0
+    for entry in range(fixed.job_start[job], fixed.job_start[job + 1]):
+        effort += 2 * _effort(fixed, work, fixed.job_table[entry])
+    return effort
+
+
+@compiled
+def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spent, undo):  # type: ignore[no-untyped-def]
+    """Anneal from the plan as it is, from heat `hot` to `cold`, until `budget` looks are spent.
+
+    Steps: one table by the heat bath; all tables of a job to one region; two tables that change places. `tables` and
+    `jobs` are those that may be moved; a job has at most as many tables as `undo` has room.
+    """
+    begin = spent[LOOKS]
+    price, lack, broken = _price(fixed, state, penalty)
+    lowest = math.inf
+    regions = work.total.shape[0]
+    while True:
+        done = (spent[LOOKS] - begin) / budget
+        if done >= 1.0:
+            return
+        heat = hot * (cold / hot) ** done
+        kind = np.random.random()
+        if kind < 0.25 and jobs.shape[0] > 0:
+            job = jobs[np.random.randint(jobs.shape[0])]
+            entry = np.random.randint(fixed.job_start[job], fixed.job_start[job + 1])
+            region = state.home[fixed.job_table[entry]]
+            if np.random.random() < 0.5:
+                region = np.random.randint(regions)
+            spent[LOOKS] += _job_effort(fixed, work, job)
+            _move_job(fixed, state, work, job, region, undo)
+            after, lack, broken = _price(fixed, state, penalty)
+            if after - price > 0.0 and np.random.random() >= math.exp(-(after - price) / heat):
+                _back(fixed, state, work, job, undo)
+            else:
+                price = after
+        elif kind < 0.4:
+            one = tables[np.random.randint(tables.shape[0])]
+            two = tables[np.random.randint(tables.shape[0])]
+            here, there = state.home[one], state.home[two]
+            spent[LOOKS] += 2 * (_effort(fixed, work, one) + _effort(fixed, work, two))
+            if here == there:
+                continue
+            apply(fixed, state, work, one, there)
+            apply(fixed, state, work, two, here)
+            after, lack, broken = _price(fixed, state, penalty)
+            if after - price > 0.0 and np.random.random() >= math.exp(-(after - price) / heat):
+                apply(fixed, state, work, one, here)
+                apply(fixed, state, work, two, there)
+            else:
+                price = after
+        else:
+            table = tables[np.random.randint(tables.shape[0])]
+            weigh(fixed, state, work, table)
+            spent[LOOKS] += _effort(fixed, work, table)
+            region = _draw_region(fixed, state, work, table, penalty, heat)
+            if region != state.home[table]:
+                price += work.total[region] + penalty * work.lack[region]
+                apply(fixed, state, work, table, region)
+                spent[MOVES] += 1
+        # A large plan is not copied at each step: what a walk ends with is kept by its caller.
+        if best.shape[0] <= 4096 and price < lowest - _LEAST:
+            lowest = price
+            keep(fixed, state, best, spent)
+
+
+@compiled
+def spread(fixed, state, work, tables, count, spent):  # type: ignore[no-untyped-def]
+    """The mean of what moves of some tables drawn at random cost or gain: the scale of a walk's heat."""
+    total, number = 0.0, 0
+    for _ in range(count):
+        table = tables[np.random.randint(tables.shape[0])]
+        weigh(fixed, state, work, table)
+        spent[LOOKS] += _effort(fixed, work, table)
+        for region in range(work.total.shape[0]):
+            if region != state.home[table]:
+                total += abs(work.total[region])
+                number += 1
+    return total / max(number, 1)
+
+
+@compiled
+def refresh(fixed, state, work, home):  # type: ignore[no-untyped-def]
+    """Take a plan as a whole."""
+    state.home[:] = home
+    settle(fixed, state, work)
+
+
+@compiled
+def joined_jobs(fixed, most):  # type: ignore[no-untyped-def]
+    """Jobs of two to `most` tables."""
+    jobs = np.empty(fixed.job.shape[0], np.int32)
+    count = 0
+    for job in range(fixed.job.shape[0]):
+        if 2 <= fixed.job[job, COUNT] <= most:
+            jobs[count] = job
+            count += 1
+    return jobs[:count].copy()

@@ -1,0 +1,117 @@
+"""The terms of the objective from running sums, and excess over limits (MAST 3.3)."""
+
+import math
+
+from domain.compiled import compiled
+from tetris.kernels.layout import (
+    ALL_H,
+    CAPACITY2,
+    GPU_WEIGHT,
+    HOME_H,
+    MOVE_QUOTA,
+    MOVED,
+    READ,
+    READ_WEIGHT,
+    ROUNDING,
+    STORAGE_WEIGHT,
+    STORED,
+    STORED2,
+    STORED_SCALE,
+    STORED_SHARE,
+    STRAIN,
+    WANTED_H,
+    ALL_BYTES,
+    HOURS,
+    HOURS2,
+    HOURS_SHARE,
+    OVERLOAD,
+)
+
+
+@compiled
+def strain(demand, supply, mean, tiny):  # type: ignore[no-untyped-def]
+    """How far demand (hours) is over supply: sigmoid(over / mean) - 1/2, and 1/2 for any demand where no supply is."""
+    over = demand - supply
+    if over <= tiny:
+        return 0.0
+    if mean <= 0.0:
+        return 0.5
+    return 1.0 / (1.0 + math.exp(-over / mean)) - 0.5
+
+
+@compiled
+def key_cost(hours, hours2, hours_share, strained, share2, importance, overload, tiny):  # type: ignore[no-untyped-def]
+    """The GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, and the overload."""
+    apart = share2
+    if hours > tiny:
+        apart += hours2 / (hours * hours) - 2.0 * hours_share / hours
+    return importance * (apart + overload * strained)
+
+
+@compiled
+def storage_cost(stored, stored2, stored_share, capacity2):  # type: ignore[no-untyped-def]
+    """The storage term, expanded in the same way."""
+    if stored <= 0.0:
+        return capacity2
+    return capacity2 + stored2 / (stored * stored) - 2.0 * stored_share / stored
+
+
+@compiled
+def over(amount, limit, scale):  # type: ignore[no-untyped-def]
+    """The excess over a limit in parts of `scale`; 0 where it is only rounding."""
+    excess = amount - limit
+    if excess > ROUNDING * max(amount, limit):
+        return excess / scale
+    return 0.0
+
+
+@compiled
+def short_of_home(hours, number):  # type: ignore[no-untyped-def]
+    """What is missing of the high-priority hours that must be at home, as a part of all."""
+    if hours < number[WANTED_H] - ROUNDING * number[ALL_H]:
+        return (number[WANTED_H] - hours) / number[ALL_H]
+    return 0.0
+
+
+@compiled
+def gpu_term(fixed, state):  # type: ignore[no-untyped-def]
+    """The GPU term before its weight."""
+    term = 0.0
+    for key in range(state.sums.shape[0]):
+        sums = state.sums[key]
+        term += key_cost(
+            sums[HOURS], sums[HOURS2], sums[HOURS_SHARE], sums[STRAIN], fixed.share2[key], fixed.importance[key],
+            fixed.number[OVERLOAD], fixed.tiny[key],
+        )  # fmt: skip
+    return term
+
+
+@compiled
+def objective(fixed, state):  # type: ignore[no-untyped-def]
+    """The objective of the state."""
+    number, now = fixed.number, state.now
+    storage = storage_cost(now[STORED], now[STORED2], now[STORED_SHARE], number[CAPACITY2])
+    return (
+        number[READ_WEIGHT] * now[READ]
+        + number[GPU_WEIGHT] * gpu_term(fixed, state)
+        + number[STORAGE_WEIGHT] * storage
+    )
+
+
+@compiled
+def excess(fixed, state):  # type: ignore[no-untyped-def]
+    """Relative excess over the limits, and over what the start allows."""
+    number = fixed.number
+    short = short_of_home(state.now[HOME_H], number)
+    far = over(state.now[MOVED], number[MOVE_QUOTA], number[ALL_BYTES])
+    lack, broken = short + far, short + far
+    for region in range(state.stored.shape[0]):
+        amount = state.stored[region]
+        lack += over(amount, fixed.capacity[region], number[STORED_SCALE])
+        broken += over(amount, fixed.capacity_allowed[region], number[STORED_SCALE])
+    for app in range(state.cpu.shape[0]):
+        for region in range(state.cpu.shape[1]):
+            amount = state.cpu[app, region]
+            lack += over(amount, fixed.quota[app, region], fixed.quota_scale[app])
+            broken += over(amount, fixed.quota_allowed[app, region], fixed.quota_scale[app])
+    return lack, broken

@@ -1,0 +1,208 @@
+"""An instance and a plan as the compiled loops have them (`tetris.kernels.layout`)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from domain.instance import HIGH_PRIORITY
+from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints
+from tetris.kernels import layout
+from tetris.kernels.layout import Fixed, State, Work
+from tetris.kernels.moves import apply, settle
+from tetris.kernels.terms import excess, objective
+from tetris.kernels.weigh import weigh
+
+assert KINDS[ML] == "ml"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """[R] each: what moving one table to each region would change."""
+
+    total: Floats
+    lack: Floats
+    """The relative excess over all limits."""
+    broken: Floats
+    """The relative excess over what the start keeps, or as far as it keeps it."""
+
+
+class Problem:
+    """A plan of an instance that can be changed table by table, exactly and at the cost of the table's jobs."""
+
+    def __init__(self, columns: Columns, home: Ints | None = None) -> None:
+        """The plan `home` ([T], default: the start)."""
+        self.columns = columns
+        self.fixed = _fixed(columns)
+        self.state = _state(columns, self.fixed)
+        self.work = _work(columns, self.fixed)
+        settle(self.fixed, self.state, self.work)
+        self._allow_what_the_start_has()
+        if home is not None:
+            self.restart(home)
+
+    def restart(self, home: Ints) -> None:
+        """Take another plan ([T])."""
+        self.state.home[:] = home
+        settle(self.fixed, self.state, self.work)
+
+    def move(self, table: int, region: int) -> None:
+        """Move one table."""
+        apply(self.fixed, self.state, self.work, table, region)
+
+    def weigh(self, table: int) -> Weighed:
+        """What moving one table would change; what is returned is overwritten by the next call."""
+        weigh(self.fixed, self.state, self.work, table)
+        return Weighed(self.work.total, self.work.lack, self.work.broken)
+
+    @property
+    def home(self) -> Ints:
+        """[T] the plan."""
+        home: Ints = self.state.home
+        return home
+
+    @property
+    def total(self) -> float:
+        """The objective."""
+        return float(objective(self.fixed, self.state))
+
+    @property
+    def excess(self) -> tuple[float, float]:
+        """Relative excess over all limits, and over what the start allows: 0 where the plan may be published."""
+        lack, broken = excess(self.fixed, self.state)
+        return float(lack), float(broken)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its arrays that are not the instance's."""
+        arrays = {id(a): a.nbytes for group in (self.fixed, self.state, self.work) for a in group}
+        for name in self.columns.__slots__:
+            arrays.pop(id(getattr(self.columns, name)), None)
+        return sum(arrays.values())
+
+    def _allow_what_the_start_has(self) -> None:
+        fixed, state, number = self.fixed, self.state, self.fixed.number
+        np.maximum(fixed.capacity, state.stored, out=fixed.capacity_allowed)
+        np.maximum(fixed.quota, state.cpu, out=fixed.quota_allowed)
+        wanted = self.columns.home_threshold * number[layout.ALL_H]
+        number[layout.WANTED_H] = min(wanted, state.now[layout.HOME_H])
+
+
+def _fixed(columns: Columns) -> Fixed:
+    c = columns
+    levels = np.unique(c.priority) if len(c.priority) else np.zeros(0, np.int8)
+    regions, types, apps = len(c.regions), len(c.gpu_types), len(c.apps)
+    keys = types * len(levels)
+    level = np.searchsorted(levels, c.priority)
+    key = np.where(c.gpu_type == NONE, NONE, c.gpu_type * len(levels) + level)
+    # Hours of none are no flow.
+    key = np.where(c.gpu_h > 0, key, NONE)
+    app = np.where(c.cpu_h > 0, c.app, NONE)
+    count = np.diff(c.job_start)
+    edge_bytes = c.size_bytes[c.job_table]
+    job_bytes = _sums(edge_bytes, c.job_start)
+    all_bytes = float(c.size_bytes.sum())
+    per_byte = c.weight / all_bytes if all_bytes else np.zeros_like(c.weight)
+    all_h = np.bincount(key[key >= 0], weights=c.gpu_h[key >= 0], minlength=keys)[:keys]
+    supply = np.repeat(c.supply_h, len(levels), axis=0)
+    totals = supply.sum(axis=1, keepdims=True)
+    share = np.divide(supply, totals, out=np.zeros_like(supply), where=totals > 0)
+    with_any = (supply > 0).sum(axis=1)
+    mean = np.divide(totals[:, 0], with_any, out=np.zeros(keys), where=with_any > 0)
+    by_level = np.array([c.weights.by_priority.get(int(p), 1.0) for p in levels])
+    high = np.tile(levels <= HIGH_PRIORITY, types)
+    finite = np.where(np.isfinite(c.quota_h), c.quota_h, 0.0)
+    limited = np.isfinite(c.quota_h).sum(axis=1)
+    quota_scale = np.divide(finite.sum(axis=1), limited, out=np.zeros(apps), where=limited > 0)
+    capacity = c.capacity_bytes
+    capacity_share = capacity / capacity.sum() if capacity.sum() > 0 else np.zeros_like(capacity)
+    table_start, table_job = _reversed(c)
+    held = float(all_bytes + c.size_bytes[np.repeat(np.arange(len(c.home)), np.diff(c.replica_start))].sum())
+    number = np.zeros(layout.N_NUMBERS)
+    number[layout.READ_WEIGHT] = c.weights.read
+    number[layout.GPU_WEIGHT] = c.weights.gpu
+    number[layout.STORAGE_WEIGHT] = c.weights.storage
+    number[layout.OVERLOAD] = c.weights.overload
+    # All such jobs count, those too that have no region.
+    wanted = (c.priority <= HIGH_PRIORITY) & (c.gpu_type != NONE)
+    number[layout.ALL_H] = c.gpu_h[wanted].sum()
+    number[layout.MOVE_QUOTA] = c.move_quota_bytes
+    number[layout.ALL_BYTES] = all_bytes or 1.0
+    number[layout.STORED_SCALE] = held / regions or 1.0
+    number[layout.CAPACITY2] = (capacity_share**2).sum()
+    return Fixed(
+        size=c.size_bytes,
+        start=c.home,
+        replica_start=c.replica_start,
+        replica=c.replica,
+        table_start=table_start,
+        table_job=table_job,
+        job_start=c.job_start,
+        job_table=c.job_table,
+        job=np.column_stack((c.kind.astype(np.int32), key, app, count)).astype(np.int32),
+        job_amount=np.column_stack((per_byte, c.gpu_h, c.cpu_h, job_bytes)),
+        supply=supply,
+        share=share,
+        share2=(share**2).sum(axis=1),
+        mean=mean,
+        importance=np.tile(by_level, types),
+        tiny=all_h * layout.ROUNDING,
+        at_home=(high[:, None] & (supply > 0)).astype(np.float64),
+        quota=c.quota_h,
+        quota_allowed=np.zeros_like(c.quota_h),
+        quota_scale=np.where(quota_scale > 0, quota_scale, 1.0),
+        capacity=capacity,
+        capacity_allowed=np.zeros_like(capacity),
+        capacity_share=capacity_share,
+        number=number,
+    )
+
+
+def _state(columns: Columns, fixed: Fixed) -> State:
+    keys, regions = fixed.supply.shape
+    jobs = len(columns.kind)
+    return State(
+        home=columns.home.copy(),
+        region=np.full(jobs, NONE, np.int32),
+        homes=np.zeros((jobs, 2), np.int64),
+        demand=np.zeros((keys, regions)),
+        sums=np.zeros((keys, 4)),
+        cpu=np.zeros((len(columns.apps), regions)),
+        stored=np.zeros(regions),
+        now=np.zeros(layout.N_NOW),
+    )
+
+
+def _work(columns: Columns, fixed: Fixed) -> Work:
+    keys, regions = fixed.supply.shape
+    channels = keys + len(columns.apps)
+    return Work(
+        total=np.zeros(regions),
+        lack=np.zeros(regions),
+        broken=np.zeros(regions),
+        left=np.zeros((channels, regions)),
+        come=np.zeros((channels, regions)),
+        follow=np.zeros(channels),
+        cross=np.zeros((regions, channels, regions)),
+        crossed=np.zeros((regions, channels), np.bool_),
+        channels=np.zeros(channels, np.int32),
+        flags=np.zeros(channels, np.bool_),
+        base=np.zeros((keys, 5)),
+        read=np.zeros(regions),
+        count=np.zeros(regions, np.int32),
+        bytes=np.zeros(regions),
+    )
+
+
+def _sums(values: Floats, starts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Floats:
+    """Sums of stretches of values that begin at `starts`, the last entry of which is their end."""
+    lengths = np.diff(starts)
+    return np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=values, minlength=len(lengths))
+
+
+def _reversed(c: Columns) -> tuple[layout.Any, layout.Any]:
+    """The jobs of each table, in order."""
+    order = np.argsort(c.job_table, kind="stable")
+    jobs = np.repeat(np.arange(len(c.kind), dtype=np.int32), np.diff(c.job_start))[order]
+    start = np.zeros(len(c.home) + 1, np.int64)
+    np.cumsum(np.bincount(c.job_table, minlength=len(c.home)), out=start[1:])
+    return start, jobs
