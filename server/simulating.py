@@ -1,32 +1,26 @@
 """`mizzen simulate`: reads the files, shows how far it is, writes JSON and the report."""
 
 import json
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import simulation.clock
 from domain.units import parse_duration_s
 from infra.errors import ConfigurationError
+from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.live import change, live_scenario, load_live
 from simulation.policies import Policy, policies
 from simulation.run import Run, Scenario
 from simulation.scenario import EVERYTHING, Span, from_trace, parse_scale
 from simulation.settings import Settings, override
 
-EXIT_INTERRUPTED = 130
-_LINE_EVERY_S = 5.0
 _SHOWN_BAD = 20
 
 
@@ -54,11 +48,11 @@ def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None
     err = Console(stderr=True)
     _say_bad(cases[0].scenario, err)
     runs: list[Run] = []
-    with _interrupts() as interrupted, _shown(err) as show:
+    with interrupts() as interrupted, shown(err) as show:
         for case in cases:
             for policy in chosen:
                 runs.append(Run(case.scenario, policy, change=case.change))
-                runs[-1].go(show(_name(policy, case), interrupted))
+                runs[-1].go(_watched(show(_name(policy, case)), interrupted))
                 if runs[-1].interrupted:
                     break
             if runs[-1].interrupted:
@@ -99,61 +93,14 @@ def _write_json(path: Path, body: Any) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-# ----------------------------------------------------------------------------------------------------- how far it is
+def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.clock.Progress], bool]:
+    """What a run tells how far it is, and asks whether to stop."""
 
+    def stop(p: simulation.clock.Progress) -> bool:
+        show(p.done, _line(p))
+        return interrupted()
 
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted and asked for; a second one ends at once."""
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted:
-            signal.default_int_handler(number, frame)
-        noted.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(noted)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-Stop = Callable[[simulation.clock.Progress], bool]
-
-
-@contextmanager
-def _shown(err: Console) -> Iterator[Callable[[str, Callable[[], bool]], Stop]]:
-    """A progress bar in a terminal, a line now and then elsewhere; gives what a run asks whether to stop."""
-    if err.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
-        with Progress(*columns, console=err) as bars:
-
-            def bar(name: str, interrupted: Callable[[], bool]) -> Stop:
-                task = bars.add_task(name, total=1, far="")
-
-                def stop(p: simulation.clock.Progress) -> bool:
-                    bars.update(task, completed=p.done, far=_line(p))
-                    return interrupted()
-
-                return stop
-
-            yield bar
-        return
-
-    def lines(name: str, interrupted: Callable[[], bool]) -> Stop:
-        next_s = time.monotonic() + _LINE_EVERY_S
-
-        def stop(p: simulation.clock.Progress) -> bool:
-            nonlocal next_s
-            if time.monotonic() >= next_s:
-                next_s = time.monotonic() + _LINE_EVERY_S
-                err.print(f"{name}: {_line(p)}", highlight=False, soft_wrap=True)
-            return interrupted()
-
-        return stop
-
-    yield lines
+    return stop
 
 
 def duration(span_s: float) -> str:

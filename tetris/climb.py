@@ -12,9 +12,11 @@ Effort is counted in looks (a job or a region that was looked at), so the same s
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
+from domain.instance import Instance, Job, Region, Table
 from tetris.columns import Columns, Ints
 from tetris.kernels import search
 from tetris.neighbourhood import Neighbourhood
@@ -74,7 +76,17 @@ def climb(
     """
     if time_s < 0:
         raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
+    _load()
     return _Climb(columns, time_s, seed, listener).run(passes_only)
+
+
+@cache
+def _load() -> None:
+    """Have the compiled code loaded, or compiled, before the clock runs."""
+    regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
+    tables = tuple(Table(name, 1.0, "a") for name in "st")
+    jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
+    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None).run(False)
 
 
 def first_pass(problem: Problem, spent: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int:
@@ -125,22 +137,27 @@ class _Climb:
     def _search(self) -> None:
         jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
         undo = np.zeros(_MOST_TABLES, np.int32)
-        scale = search.spread(*self.parts, self.tables, _SAMPLES, self.spent)
         neighbourhood = Neighbourhood(self.problem)
         turn = 0
         # A walk is long enough to look at each table a few times, and short enough that several fit into the budget.
         length = max(2e5, min(self.budget / 12, 40 * self._looks_of_a_pass()))
-        while self._goes_on() and scale > 0:
+        while self._goes_on():
+            # Each fourth walk starts over, and hot: what moves cost is then no obstacle.
             fresh = turn % 4 == 3
             self._take(self.problem.columns.home if fresh else self.best)
-            hot = scale * (1.0 if fresh else 10.0 ** self.draw.uniform(-2.5, 0.0))
-            penalty = _PENALTIES[turn % len(_PENALTIES)] * max(abs(self.spent[search.BEST_TOTAL]), scale)
+            lacks = self.spent[search.BEST_LACK] > 0
+            penalty = LACKING if lacks and turn % 2 else _PENALTIES[turn % 3] * abs(self.spent[search.BEST_TOTAL])
+            hot = search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent)
+            cold = hot * 1e-4
+            if not fresh:
+                hot *= 10.0 ** self.draw.uniform(-2.5, 0.0)
+            if hot <= 0.0:
+                return
             share = min(length, self.budget - self.spent[search.LOOKS])
-            search.walk(
-                *self.parts, self.tables, jobs, max(share, 1.0), hot, hot * 1e-3, penalty, self.best, self.spent, undo
-            )
+            heat = hot, cold
+            search.walk(*self.parts, self.tables, jobs, max(share, 1.0), *heat, penalty, self.best, self.spent, undo)
             self._descend("walks")
-            if self._goes_on():
+            if turn % 2 and self._goes_on():
                 self._take(self.best)
                 self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
                 self._descend("neighbourhoods")
@@ -164,7 +181,7 @@ class _Climb:
         search.refresh(*self.parts, home)
 
     def _looks_of_a_pass(self) -> float:
-        return float(len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
+        return float(2 * len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
 
     def _goes_on(self) -> bool:
         return bool(self.spent[search.LOOKS] < self.budget) and self._in_time()

@@ -21,10 +21,11 @@ _JOBS = 60
 _GRID = 40
 _UNIT = 1 << 20
 """Costs are whole numbers of 1 / _UNIT."""
-_EFFORT_S = 0.4
+_EFFORT_S = 0.03
 """Deterministic seconds of CP-SAT for each neighbourhood."""
-LOOKS = 4e6
-"""What a neighbourhood costs, in looks."""
+_LOOKS_OF_MODEL = 1e5
+_LOOKS_PER_S = 1e8
+"""What a neighbourhood costs, in looks: its model, and each of CP-SAT's deterministic seconds."""
 
 
 class Neighbourhood:
@@ -36,9 +37,10 @@ class Neighbourhood:
     def improve(self, home: Ints, draw: np.random.Generator) -> float:
         """Take the plan ([T]) with one neighbourhood of it placed anew, if that is better; returns the looks spent."""
         tables = self._choose(draw)
-        found = _Model(self.problem, tables).solve(int(draw.integers(1 << 30)))
+        found, effort_s = _Model(self.problem, tables).solve(int(draw.integers(1 << 30)))
+        looks = _LOOKS_OF_MODEL + _LOOKS_PER_S * effort_s
         if found is None:
-            return LOOKS
+            return looks
         before = self.problem.excess[0], self.problem.total
         for table, region in zip(tables, found, strict=True):
             self.problem.move(int(table), region)
@@ -47,7 +49,7 @@ class Neighbourhood:
         if broken > 1e-9 or worse:
             for table in tables:
                 self.problem.move(int(table), int(home[table]))
-        return LOOKS
+        return looks
 
     def _choose(self, draw: np.random.Generator) -> Ints:
         """Tables that are near each other: they share jobs with one that is drawn, or with one of those."""
@@ -96,8 +98,8 @@ class _Model:
         self._add_jobs()
         self._add_storage()
 
-    def solve(self, seed: int) -> list[int] | None:
-        """The regions of the tables, or None."""
+    def solve(self, seed: int) -> tuple[list[int] | None, float]:
+        """The regions of the tables, if any, and the deterministic seconds spent."""
         self.model.minimize(sum(self.cost))
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
@@ -105,15 +107,16 @@ class _Model:
         solver.parameters.max_deterministic_time = _EFFORT_S
         # Ctrl-C is for whoever called.
         solver.parameters.catch_sigint_signal = False
-        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
-        return [next(r for r, literal in enumerate(self.at[int(t)]) if solver.value(literal)) for t in self.tables]
+        status = solver.solve(self.model)
+        effort_s = float(solver.response_proto.deterministic_time)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, effort_s
+        found = [next(r for r, literal in enumerate(self.at[int(t)]) if solver.value(literal)) for t in self.tables]
+        return found, effort_s
 
     def _add_jobs(self) -> None:
         fixed, state = self.problem.fixed, self.problem.state
-        jobs = {
-            int(j) for t in self.tables for j in fixed.table_job[fixed.table_start[t] : fixed.table_start[t + 1]]
-        }
+        jobs = {int(j) for t in self.tables for j in fixed.table_job[fixed.table_start[t] : fixed.table_start[t + 1]]}
         stake = {j: fixed.job_amount[j, layout.READ_PER_BYTE] * fixed.job_amount[j, layout.BYTES] for j in jobs}
         demand = state.demand.sum(axis=1)
         for j in jobs:

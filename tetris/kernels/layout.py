@@ -10,7 +10,9 @@ KIND, KEY, APP, COUNT = 0, 1, 2, 3
 """Columns of `Fixed.job`."""
 READ_PER_BYTE, GPU_H, CPU_H, BYTES = 0, 1, 2, 3
 """Columns of `Fixed.job_amount`."""
-READ_WEIGHT, GPU_WEIGHT, STORAGE_WEIGHT, OVERLOAD, WANTED_H, ALL_H, MOVE_QUOTA, ALL_BYTES, STORED_SCALE, CAPACITY2 = range(10)
+READ_WEIGHT, GPU_WEIGHT, STORAGE_WEIGHT, OVERLOAD, WANTED_H, ALL_H, MOVE_QUOTA, ALL_BYTES, STORED_SCALE, CAPACITY2 = (
+    range(10)
+)
 """Entries of `Fixed.number`. WANTED_H: high-priority GPU hours that must be at home, of ALL_H."""
 N_NUMBERS = 10
 HOURS, HOURS2, HOURS_SHARE, STRAIN = 0, 1, 2, 3
@@ -122,7 +124,7 @@ class Work(NamedTuple):
     flags: Any
     """bool[K + A]"""
     base: Any
-    """float64[K, 5]: `sums` after `left`, and what that changes of the key's cost."""
+    """float64[K, 5]: `sums` after `left`, and the key's cost then."""
     read: Any
     """float64[R]: read term by region moved to."""
     count: Any

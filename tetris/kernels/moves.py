@@ -1,4 +1,8 @@
-"""A plan's state: made from scratch, and after one table moved. Only the table's jobs and their regions are touched."""
+"""A plan's state: made from scratch, and after one table moved. Only the table's jobs and their regions are touched.
+
+Arrays are taken out of their groups once, before a loop, and small functions are given arrays: each access to a group
+within a loop counts references, which costs more than the arithmetic.
+"""
 
 from domain.compiled import compiled
 from tetris.kernels.layout import (
@@ -28,187 +32,211 @@ _ML = 0
 
 
 @compiled
-def holds(fixed, table, region):  # type: ignore[no-untyped-def]
+def settle(fixed, state, work):  # type: ignore[no-untyped-def]
+    """Work everything out from the tables' homes."""
+    home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
+    size_of, start, replica_start, replica = fixed.size, fixed.start, fixed.replica_start, fixed.replica
+    job_start, job_table, jobs, amounts = fixed.job_start, fixed.job_table, fixed.job, fixed.job_amount
+    demand, cpu, at_home, tiny = state.demand, state.cpu, fixed.at_home, fixed.tiny
+    demand[:] = 0.0
+    cpu[:] = 0.0
+    stored[:] = 0.0
+    now[:] = 0.0
+    for table in range(home_of.shape[0]):
+        home, size = home_of[table], size_of[table]
+        copied = home != start[table]
+        stored[home] += size
+        for entry in range(replica_start[table], replica_start[table + 1]):
+            if replica[entry] != home:
+                stored[replica[entry]] += size
+            else:
+                copied = False
+        if copied:
+            now[MOVED] += size
+    for job in range(region_of.shape[0]):
+        if jobs[job, KIND] == _ML:
+            first, second = 0, 0
+            for entry in range(job_start[job], job_start[job + 1]):
+                home = home_of[job_table[entry]]
+                first += home
+                second += home * home
+            homes[job, 0] = first
+            homes[job, 1] = second
+        region, cost = job_at(
+            job, jobs, amounts, homes, home_of, job_start, job_table, size_of, work.count, work.bytes
+        )  # fmt: skip
+        region_of[job] = region
+        now[READ] += cost
+        if region != NONE:
+            _flow(job, region, 1.0, jobs, amounts, demand, cpu, now, at_home, tiny)
+    for key in range(demand.shape[0]):
+        _sum_key(key, demand, state.sums, fixed.share, fixed.supply, fixed.mean, tiny)
+    _sum_stored(stored, fixed.capacity_share, now)
+
+
+@compiled
+def job_at(job, jobs, amounts, homes, home_of, job_start, job_table, size_of, count, size):  # type: ignore[no-untyped-def]
+    """Where a job runs with its tables where they are, and its read term."""
+    tables = jobs[job, COUNT]
+    if tables == 0:
+        return NONE, 0.0
+    per_byte, job_bytes = amounts[job, READ_PER_BYTE], amounts[job, BYTES]
+    if jobs[job, KIND] == _ML:
+        first, second = homes[job, 0], homes[job, 1]
+        if tables * second == first * first:
+            return first // tables, 0.0
+        return NONE, per_byte * job_bytes
+    begin, end = job_start[job], job_start[job + 1]
+    tally(begin, end, NONE, home_of, job_table, size_of, count, size)
+    best = top_region(count, size)
+    here = size[best]
+    clear_tally(begin, end, home_of, job_table, count, size)
+    return best, per_byte * (job_bytes - here)
+
+
+@compiled
+def tally(begin, end, without, home_of, job_table, size_of, count, size):  # type: ignore[no-untyped-def]
+    """Count the tables of a job and their bytes by home, one of them left out."""
+    for entry in range(begin, end):
+        table = job_table[entry]
+        if table != without:
+            home = home_of[table]
+            count[home] += 1
+            size[home] += size_of[table]
+
+
+@compiled
+def clear_tally(begin, end, home_of, job_table, count, size):  # type: ignore[no-untyped-def]
+    """Undo `tally`."""
+    for entry in range(begin, end):
+        home = home_of[job_table[entry]]
+        count[home] = 0
+        size[home] = 0.0
+
+
+@compiled
+def top_region(count, size):  # type: ignore[no-untyped-def]
+    """The region that comes first of those that are counted."""
+    top = NONE
+    for region in range(count.shape[0]):
+        if count[region] > 0 and (top == NONE or leads(count, size, region, top, 0, 0.0)):
+            top = region
+    return top
+
+
+@compiled
+def leads(count, size, region, other, more, more_bytes):  # type: ignore[no-untyped-def]
+    """Whether a region, with that much more, comes before another: more tables, more bytes, the first name."""
+    tables = count[region] + more
+    if tables != count[other]:
+        return tables > count[other]
+    all_bytes = size[region] + more_bytes
+    if all_bytes != size[other]:
+        return all_bytes > size[other]
+    return region < other
+
+
+@compiled
+def holds(table, region, replica_start, replica):  # type: ignore[no-untyped-def]
     """Whether the region had a replica of the table at the start."""
-    for entry in range(fixed.replica_start[table], fixed.replica_start[table + 1]):
-        if fixed.replica[entry] == region:
+    for entry in range(replica_start[table], replica_start[table + 1]):  # noqa: SIM110 (it is compiled)
+        if replica[entry] == region:
             return True
     return False
 
 
 @compiled
-def settle(fixed, state, work):  # type: ignore[no-untyped-def]
-    """Work everything out from the tables' homes."""
-    state.demand[:] = 0.0
-    state.cpu[:] = 0.0
-    state.stored[:] = 0.0
-    state.now[:] = 0.0
-    for table in range(state.home.shape[0]):
-        home, size = state.home[table], fixed.size[table]
-        copied = home != fixed.start[table]
-        state.stored[home] += size
-        for entry in range(fixed.replica_start[table], fixed.replica_start[table + 1]):
-            if fixed.replica[entry] != home:
-                state.stored[fixed.replica[entry]] += size
-            else:
-                copied = False
-        if copied:
-            state.now[MOVED] += size
-    for job in range(state.region.shape[0]):
-        first, second = 0, 0
-        if fixed.job[job, KIND] == _ML:
-            for entry in range(fixed.job_start[job], fixed.job_start[job + 1]):
-                home = state.home[fixed.job_table[entry]]
-                first += home
-                second += home * home
-        state.homes[job, 0] = first
-        state.homes[job, 1] = second
-        region, cost = job_at(fixed, state, work, job)
-        state.region[job] = region
-        state.now[READ] += cost
-        if region != NONE:
-            _flow(fixed, state, job, region, 1.0)
-    for key in range(state.sums.shape[0]):
-        _sum_key(fixed, state, key)
-    _sum_stored(fixed, state)
-
-
-@compiled
-def job_at(fixed, state, work, job):  # type: ignore[no-untyped-def]
-    """Where a job runs with its tables where they are, and its read term."""
-    count = fixed.job[job, COUNT]
-    if count == 0:
-        return NONE, 0.0
-    per_byte, size = fixed.job_amount[job, READ_PER_BYTE], fixed.job_amount[job, BYTES]
-    if fixed.job[job, KIND] == _ML:
-        first, second = state.homes[job, 0], state.homes[job, 1]
-        if count * second == first * first:
-            return first // count, 0.0
-        return NONE, per_byte * size
-    tally(fixed, state, work, job, NONE)
-    best = NONE
-    for region in range(work.count.shape[0]):
-        if work.count[region] > 0 and (best == NONE or leads(work, region, best, 0, 0.0)):
-            best = region
-    here = work.bytes[best]
-    clear_tally(fixed, state, work, job)
-    return best, per_byte * (size - here)
-
-
-@compiled
-def tally(fixed, state, work, job, without):  # type: ignore[no-untyped-def]
-    """Count a job's tables and their bytes by home, one of them left out."""
-    for entry in range(fixed.job_start[job], fixed.job_start[job + 1]):
-        table = fixed.job_table[entry]
-        if table != without:
-            home = state.home[table]
-            work.count[home] += 1
-            work.bytes[home] += fixed.size[table]
-
-
-@compiled
-def clear_tally(fixed, state, work, job):  # type: ignore[no-untyped-def]
-    """Undo `tally`."""
-    for entry in range(fixed.job_start[job], fixed.job_start[job + 1]):
-        home = state.home[fixed.job_table[entry]]
-        work.count[home] = 0
-        work.bytes[home] = 0.0
-
-
-@compiled
-def leads(work, region, other, more, more_bytes):  # type: ignore[no-untyped-def]
-    """Whether a region, with that much more, comes before another: more tables, more bytes, the first name."""
-    count = work.count[region] + more
-    if count != work.count[other]:
-        return count > work.count[other]
-    size = work.bytes[region] + more_bytes
-    if size != work.bytes[other]:
-        return size > work.bytes[other]
-    return region < other
-
-
-@compiled
 def apply(fixed, state, work, table, to):  # type: ignore[no-untyped-def]
     """Move a table."""
-    at = state.home[table]
+    home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
+    at = home_of[table]
     if at == to:
         return
-    size = fixed.size[table]
-    if not holds(fixed, table, at):
-        state.stored[at] -= size
-        if at != fixed.start[table]:
-            state.now[MOVED] -= size
-    if not holds(fixed, table, to):
-        state.stored[to] += size
-        if to != fixed.start[table]:
-            state.now[MOVED] += size
-    _sum_stored(fixed, state)
+    size_of, replica_start, replica, start = fixed.size, fixed.replica_start, fixed.replica, fixed.start
+    job_start, job_table, jobs, amounts = fixed.job_start, fixed.job_table, fixed.job, fixed.job_amount
+    table_job, count, tallied = fixed.table_job, work.count, work.bytes
+    demand, cpu, at_home, tiny = state.demand, state.cpu, fixed.at_home, fixed.tiny
+    flags, channels = work.flags, work.channels
+    size = size_of[table]
+    if not holds(table, at, replica_start, replica):
+        stored[at] -= size
+        if at != start[table]:
+            now[MOVED] -= size
+    if not holds(table, to, replica_start, replica):
+        stored[to] += size
+        if to != start[table]:
+            now[MOVED] += size
+    _sum_stored(stored, fixed.capacity_share, now)
     begin, end = fixed.table_start[table], fixed.table_start[table + 1]
+    read = 0.0
     for entry in range(begin, end):
-        job = fixed.table_job[entry]
-        _, before = job_at(fixed, state, work, job)
-        state.now[READ] -= before
-    state.home[table] = to
+        _, before = job_at(
+            table_job[entry], jobs, amounts, homes, home_of, job_start, job_table, size_of, count, tallied
+        )  # fmt: skip
+        read -= before
+    home_of[table] = to
     touched = 0
     for entry in range(begin, end):
-        job = fixed.table_job[entry]
-        if fixed.job[job, KIND] == _ML:
-            state.homes[job, 0] += to - at
-            state.homes[job, 1] += to * to - at * at
-        region, after = job_at(fixed, state, work, job)
-        state.now[READ] += after
-        was = state.region[job]
+        job = table_job[entry]
+        if jobs[job, KIND] == _ML:
+            homes[job, 0] += to - at
+            homes[job, 1] += to * to - at * at
+        region, after = job_at(job, jobs, amounts, homes, home_of, job_start, job_table, size_of, count, tallied)
+        read += after
+        was = region_of[job]
         if region != was:
             if was != NONE:
-                _flow(fixed, state, job, was, -1.0)
+                _flow(job, was, -1.0, jobs, amounts, demand, cpu, now, at_home, tiny)
             if region != NONE:
-                _flow(fixed, state, job, region, 1.0)
-            state.region[job] = region
-            key = fixed.job[job, KEY]
-            if key != NONE and not work.flags[key]:
-                work.flags[key] = True
-                work.channels[touched] = key
+                _flow(job, region, 1.0, jobs, amounts, demand, cpu, now, at_home, tiny)
+            region_of[job] = region
+            key = jobs[job, KEY]
+            if key != NONE and not flags[key]:
+                flags[key] = True
+                channels[touched] = key
                 touched += 1
+    now[READ] += read
     for index in range(touched):
-        key = work.channels[index]
-        work.flags[key] = False
-        _sum_key(fixed, state, key)
+        key = channels[index]
+        flags[key] = False
+        _sum_key(key, demand, state.sums, fixed.share, fixed.supply, fixed.mean, tiny)
 
 
 @compiled
-def _flow(fixed, state, job, region, sign):  # type: ignore[no-untyped-def]
+def _flow(job, region, sign, jobs, amounts, demand, cpu, now, at_home, tiny):  # type: ignore[no-untyped-def]
     """A job's hours come to a region (sign 1) or leave it (-1)."""
-    key, app = fixed.job[job, KEY], fixed.job[job, APP]
+    key, app = jobs[job, KEY], jobs[job, APP]
     if key != NONE:
-        hours = sign * fixed.job_amount[job, GPU_H]
-        demand = state.demand[key, region] + hours
+        hours = sign * amounts[job, GPU_H]
+        after = demand[key, region] + hours
         # What is left of demand that has gone is rounding, and would count where there is no supply at all.
-        state.demand[key, region] = demand if demand > fixed.tiny[key] else 0.0
-        state.now[HOME_H] += hours * fixed.at_home[key, region]
+        demand[key, region] = after if after > tiny[key] else 0.0
+        now[HOME_H] += hours * at_home[key, region]
     if app != NONE:
-        state.cpu[app, region] += sign * fixed.job_amount[job, CPU_H]
+        cpu[app, region] += sign * amounts[job, CPU_H]
 
 
 @compiled
-def _sum_key(fixed, state, key):  # type: ignore[no-untyped-def]
+def _sum_key(key, demand, sums, share, supply, mean, tiny):  # type: ignore[no-untyped-def]
     hours, hours2, hours_share, strained = 0.0, 0.0, 0.0, 0.0
-    for region in range(state.demand.shape[1]):
-        demand = state.demand[key, region]
-        if demand > 0.0:
-            hours += demand
-            hours2 += demand * demand
-            hours_share += demand * fixed.share[key, region]
-            strained += strain(demand, fixed.supply[key, region], fixed.mean[key], fixed.tiny[key])
-    sums = state.sums[key]
-    sums[HOURS], sums[HOURS2], sums[HOURS_SHARE], sums[STRAIN] = hours, hours2, hours_share, strained
+    for region in range(demand.shape[1]):
+        here = demand[key, region]
+        if here > 0.0:
+            hours += here
+            hours2 += here * here
+            hours_share += here * share[key, region]
+            strained += strain(here, supply[key, region], mean[key], tiny[key])
+    sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN] = (
+        hours, hours2, hours_share, strained,
+    )  # fmt: skip
 
 
 @compiled
-def _sum_stored(fixed, state):  # type: ignore[no-untyped-def]
-    stored, stored2, stored_share = 0.0, 0.0, 0.0
-    for region in range(state.stored.shape[0]):
-        amount = state.stored[region]
-        stored += amount
-        stored2 += amount * amount
-        stored_share += amount * fixed.capacity_share[region]
-    state.now[STORED], state.now[STORED2], state.now[STORED_SHARE] = stored, stored2, stored_share
+def _sum_stored(stored, capacity_share, now):  # type: ignore[no-untyped-def]
+    all_bytes, all_bytes2, all_share = 0.0, 0.0, 0.0
+    for region in range(stored.shape[0]):
+        amount = stored[region]
+        all_bytes += amount
+        all_bytes2 += amount * amount
+        all_share += amount * capacity_share[region]
+    now[STORED], now[STORED2], now[STORED_SHARE] = all_bytes, all_bytes2, all_share

@@ -18,12 +18,16 @@ LOOKS, MOVES, BEST_LACK, BEST_TOTAL = 0, 1, 2, 3
 """Entries of the tally of a search: jobs and regions looked at, tables moved, and the best plan's lack and total."""
 N_TALLY = 4
 _LEAST = 1e-12
+_CALL = 20
+"""What weighing or moving a table costs beside its jobs and regions, in looks."""
 _UNBROKEN = 1e-9
+_COPIED = 4096
+"""Tables of a plan that is small enough to be copied at any step."""
 
 
 @compiled
 def _effort(fixed, work, table):  # type: ignore[no-untyped-def]
-    return fixed.table_start[table + 1] - fixed.table_start[table] + work.total.shape[0]
+    return _CALL + 2 * (fixed.table_start[table + 1] - fixed.table_start[table]) + work.total.shape[0]
 
 
 @compiled
@@ -69,8 +73,8 @@ def seed(number):  # type: ignore[no-untyped-def]
 
 @compiled
 def _price(fixed, state, penalty):  # type: ignore[no-untyped-def]
-    lack, broken = excess(fixed, state)
-    return objective(fixed, state) + penalty * lack, lack, broken
+    lack, _ = excess(fixed, state)
+    return objective(fixed, state) + penalty * lack
 
 
 @compiled
@@ -80,7 +84,9 @@ def keep(fixed, state, best, spent):  # type: ignore[no-untyped-def]
     if broken > _UNBROKEN:
         return False
     total = objective(fixed, state)
-    if lack < spent[BEST_LACK] - _UNBROKEN or (lack < spent[BEST_LACK] + _UNBROKEN and total < spent[BEST_TOTAL] - _LEAST):
+    if lack < spent[BEST_LACK] - _UNBROKEN or (
+        lack < spent[BEST_LACK] + _UNBROKEN and total < spent[BEST_TOTAL] - _LEAST
+    ):
         best[:] = state.home
         spent[BEST_LACK] = lack
         spent[BEST_TOTAL] = total
@@ -89,7 +95,7 @@ def keep(fixed, state, best, spent):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _draw_region(fixed, state, work, table, penalty, heat):  # type: ignore[no-untyped-def]
+def _draw_region(work, stay, penalty, heat):  # type: ignore[no-untyped-def]
     """A region by the heat bath: with odds that fall exponentially in what moving there costs."""
     regions = work.total.shape[0]
     least = math.inf
@@ -104,7 +110,7 @@ def _draw_region(fixed, state, work, table, penalty, heat):  # type: ignore[no-u
         left -= math.exp(-(work.total[region] + penalty * work.lack[region] - least) / heat)
         if left <= 0.0:
             return region
-    return state.home[table]
+    return stay
 
 
 @compiled
@@ -140,7 +146,7 @@ def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spe
     `jobs` are those that may be moved; a job has at most as many tables as `undo` has room.
     """
     begin = spent[LOOKS]
-    price, lack, broken = _price(fixed, state, penalty)
+    price = _price(fixed, state, penalty)
     lowest = math.inf
     regions = work.total.shape[0]
     while True:
@@ -157,7 +163,7 @@ def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spe
                 region = np.random.randint(regions)
             spent[LOOKS] += _job_effort(fixed, work, job)
             _move_job(fixed, state, work, job, region, undo)
-            after, lack, broken = _price(fixed, state, penalty)
+            after = _price(fixed, state, penalty)
             if after - price > 0.0 and np.random.random() >= math.exp(-(after - price) / heat):
                 _back(fixed, state, work, job, undo)
             else:
@@ -171,7 +177,7 @@ def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spe
                 continue
             apply(fixed, state, work, one, there)
             apply(fixed, state, work, two, here)
-            after, lack, broken = _price(fixed, state, penalty)
+            after = _price(fixed, state, penalty)
             if after - price > 0.0 and np.random.random() >= math.exp(-(after - price) / heat):
                 apply(fixed, state, work, one, here)
                 apply(fixed, state, work, two, there)
@@ -181,19 +187,21 @@ def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spe
             table = tables[np.random.randint(tables.shape[0])]
             weigh(fixed, state, work, table)
             spent[LOOKS] += _effort(fixed, work, table)
-            region = _draw_region(fixed, state, work, table, penalty, heat)
+            region = _draw_region(work, state.home[table], penalty, heat)
             if region != state.home[table]:
                 price += work.total[region] + penalty * work.lack[region]
                 apply(fixed, state, work, table, region)
                 spent[MOVES] += 1
         # A large plan is not copied at each step: what a walk ends with is kept by its caller.
-        if best.shape[0] <= 4096 and price < lowest - _LEAST:
-            lowest = price
-            keep(fixed, state, best, spent)
+        if best.shape[0] <= _COPIED and price < lowest - _LEAST:
+            _, broken = excess(fixed, state)
+            if broken <= _UNBROKEN:
+                lowest = price
+                keep(fixed, state, best, spent)
 
 
 @compiled
-def spread(fixed, state, work, tables, count, spent):  # type: ignore[no-untyped-def]
+def spread(fixed, state, work, tables, count, penalty, spent):  # type: ignore[no-untyped-def]
     """The mean of what moves of some tables drawn at random cost or gain: the scale of a walk's heat."""
     total, number = 0.0, 0
     for _ in range(count):
@@ -202,7 +210,7 @@ def spread(fixed, state, work, tables, count, spent):  # type: ignore[no-untyped
         spent[LOOKS] += _effort(fixed, work, table)
         for region in range(work.total.shape[0]):
             if region != state.home[table]:
-                total += abs(work.total[region])
+                total += abs(work.total[region] + penalty * work.lack[region])
                 number += 1
     return total / max(number, 1)
 

@@ -4,12 +4,17 @@ import math
 
 from domain.compiled import compiled
 from tetris.kernels.layout import (
+    ALL_BYTES,
     ALL_H,
     CAPACITY2,
     GPU_WEIGHT,
     HOME_H,
+    HOURS,
+    HOURS2,
+    HOURS_SHARE,
     MOVE_QUOTA,
     MOVED,
+    OVERLOAD,
     READ,
     READ_WEIGHT,
     ROUNDING,
@@ -20,11 +25,6 @@ from tetris.kernels.layout import (
     STORED_SHARE,
     STRAIN,
     WANTED_H,
-    ALL_BYTES,
-    HOURS,
-    HOURS2,
-    HOURS_SHARE,
-    OVERLOAD,
 )
 
 
@@ -76,12 +76,14 @@ def short_of_home(hours, number):  # type: ignore[no-untyped-def]
 @compiled
 def gpu_term(fixed, state):  # type: ignore[no-untyped-def]
     """The GPU term before its weight."""
+    sums, share2, importance, tiny, overload = (
+        state.sums, fixed.share2, fixed.importance, fixed.tiny, fixed.number[OVERLOAD],
+    )  # fmt: skip
     term = 0.0
-    for key in range(state.sums.shape[0]):
-        sums = state.sums[key]
+    for key in range(sums.shape[0]):
         term += key_cost(
-            sums[HOURS], sums[HOURS2], sums[HOURS_SHARE], sums[STRAIN], fixed.share2[key], fixed.importance[key],
-            fixed.number[OVERLOAD], fixed.tiny[key],
+            sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN], share2[key],
+            importance[key], overload, tiny[key],
         )  # fmt: skip
     return term
 
@@ -92,26 +94,24 @@ def objective(fixed, state):  # type: ignore[no-untyped-def]
     number, now = fixed.number, state.now
     storage = storage_cost(now[STORED], now[STORED2], now[STORED_SHARE], number[CAPACITY2])
     return (
-        number[READ_WEIGHT] * now[READ]
-        + number[GPU_WEIGHT] * gpu_term(fixed, state)
-        + number[STORAGE_WEIGHT] * storage
+        number[READ_WEIGHT] * now[READ] + number[GPU_WEIGHT] * gpu_term(fixed, state) + number[STORAGE_WEIGHT] * storage
     )
 
 
 @compiled
 def excess(fixed, state):  # type: ignore[no-untyped-def]
     """Relative excess over the limits, and over what the start allows."""
-    number = fixed.number
-    short = short_of_home(state.now[HOME_H], number)
-    far = over(state.now[MOVED], number[MOVE_QUOTA], number[ALL_BYTES])
+    number, now, stored, cpu = fixed.number, state.now, state.stored, state.cpu
+    capacity, capacity_allowed = fixed.capacity, fixed.capacity_allowed
+    quota, quota_allowed, quota_scale = fixed.quota, fixed.quota_allowed, fixed.quota_scale
+    short = short_of_home(now[HOME_H], number)
+    far = over(now[MOVED], number[MOVE_QUOTA], number[ALL_BYTES])
     lack, broken = short + far, short + far
-    for region in range(state.stored.shape[0]):
-        amount = state.stored[region]
-        lack += over(amount, fixed.capacity[region], number[STORED_SCALE])
-        broken += over(amount, fixed.capacity_allowed[region], number[STORED_SCALE])
-    for app in range(state.cpu.shape[0]):
-        for region in range(state.cpu.shape[1]):
-            amount = state.cpu[app, region]
-            lack += over(amount, fixed.quota[app, region], fixed.quota_scale[app])
-            broken += over(amount, fixed.quota_allowed[app, region], fixed.quota_scale[app])
+    for region in range(stored.shape[0]):
+        lack += over(stored[region], capacity[region], number[STORED_SCALE])
+        broken += over(stored[region], capacity_allowed[region], number[STORED_SCALE])
+    for app in range(cpu.shape[0]):
+        for region in range(cpu.shape[1]):
+            lack += over(cpu[app, region], quota[app, region], quota_scale[app])
+            broken += over(cpu[app, region], quota_allowed[app, region], quota_scale[app])
     return lack, broken

@@ -34,7 +34,7 @@ from tetris.kernels.layout import (
     STORED_SHARE,
     STRAIN,
 )
-from tetris.kernels.moves import clear_tally, holds, leads, tally
+from tetris.kernels.moves import clear_tally, holds, leads, tally, top_region
 from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, strain
 
 _ML = 0
@@ -50,268 +50,260 @@ def weigh(fixed, state, work, table):  # type: ignore[no-untyped-def]
     _weigh_flows(fixed, state, work, channels)
     at = state.home[table]
     work.total[at], work.lack[at], work.broken[at] = 0.0, 0.0, 0.0
+    left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
+    flags, touched = work.flags, work.channels
+    regions = left.shape[1]
     for index in range(channels):
-        channel = work.channels[index]
-        work.flags[channel] = False
-        work.follow[channel] = 0.0
-        work.left[channel, :] = 0.0
-        work.come[channel, :] = 0.0
-        for region in range(work.total.shape[0]):
-            if work.crossed[region, channel]:
-                work.crossed[region, channel] = False
-                work.cross[region, channel, :] = 0.0
-
-
-@compiled
-def _touch(work, channel, count):  # type: ignore[no-untyped-def]
-    if not work.flags[channel]:
-        work.flags[channel] = True
-        work.channels[count] = channel
-        return count + 1
-    return count
+        channel = touched[index]
+        flags[channel] = False
+        follow[channel] = 0.0
+        for region in range(regions):
+            left[channel, region] = 0.0
+            come[channel, region] = 0.0
+            if crossed[region, channel]:
+                crossed[region, channel] = False
+                for other in range(regions):
+                    cross[region, channel, other] = 0.0
 
 
 @compiled
 def _gather(fixed, state, work, table):  # type: ignore[no-untyped-def]
     """Sum the flows and the read term over the table's jobs; returns how many channels have flows."""
-    regions = work.total.shape[0]
-    keys = state.sums.shape[0]
-    at = state.home[table]
-    size = fixed.size[table]
+    left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
+    flags, touched, read, count, tallied, total = (
+        work.flags, work.channels, work.read, work.count, work.bytes, work.total,
+    )  # fmt: skip
+    jobs, amounts, table_job, size_of = fixed.job, fixed.job_amount, fixed.table_job, fixed.size
+    job_start, job_table = fixed.job_start, fixed.job_table
+    homes, home_of, region_of = state.homes, state.home, state.region
+    regions, keys = total.shape[0], state.sums.shape[0]
+    at, size = home_of[table], size_of[table]
     channels = 0
     always = 0.0
-    work.read[:] = 0.0
+    read[:] = 0.0
     for entry in range(fixed.table_start[table], fixed.table_start[table + 1]):
-        job = fixed.table_job[entry]
-        count = fixed.job[job, COUNT]
-        key, app = fixed.job[job, KEY], fixed.job[job, APP]
-        per_byte, job_bytes = fixed.job_amount[job, READ_PER_BYTE], fixed.job_amount[job, BYTES]
-        if key != NONE:
-            channels = _touch(work, key, channels)
-        if app != NONE:
-            channels = _touch(work, keys + app, channels)
-        gpu_h, cpu_h = fixed.job_amount[job, GPU_H], fixed.job_amount[job, CPU_H]
-        if count == 1:
-            if key != NONE:
-                work.left[key, at] -= gpu_h
-                work.follow[key] += gpu_h
-            if app != NONE:
-                work.left[keys + app, at] -= cpu_h
-                work.follow[keys + app] += cpu_h
-        elif fixed.job[job, KIND] == _ML:
-            first, second = state.homes[job, 0] - at, state.homes[job, 1] - at * at
-            if (count - 1) * second != first * first:
+        job = table_job[entry]
+        tables = jobs[job, COUNT]
+        per_byte, job_bytes = amounts[job, READ_PER_BYTE], amounts[job, BYTES]
+        ml = jobs[job, KIND] == _ML
+        common = NONE
+        if ml and tables > 1:
+            first, second = homes[job, 0] - at, homes[job, 1] - at * at
+            if (tables - 1) * second != first * first:
+                # Its other tables are apart: it has no region, wherever this one is.
                 continue
-            common = first // (count - 1)
-            cost = per_byte * job_bytes
-            if common == at:
-                always += cost
-                if key != NONE:
-                    work.left[key, at] -= gpu_h
-                if app != NONE:
-                    work.left[keys + app, at] -= cpu_h
+            common = first // (tables - 1)
+        top, was = NONE, region_of[job]
+        if not ml and tables > 1:
+            begin, end = job_start[job], job_start[job + 1]
+            tally(begin, end, table, home_of, job_table, size_of, count, tallied)
+            top = top_region(count, tallied)
+        for gpu in (True, False):
+            channel, hours = _channel(job, gpu, jobs, amounts, keys)
+            if channel == NONE:
+                continue
+            if not flags[channel]:
+                flags[channel] = True
+                touched[channels] = channel
+                channels += 1
+            if tables == 1:
+                left[channel, at] -= hours
+                follow[channel] += hours
+            elif ml:
+                if common == at:
+                    left[channel, at] -= hours
+                else:
+                    come[channel, common] += hours
             else:
-                work.read[common] -= cost
-                if key != NONE:
-                    work.come[key, common] += gpu_h
-                if app != NONE:
-                    work.come[keys + app, common] += cpu_h
-        else:
-            was = state.region[job]
-            tally(fixed, state, work, job, table)
-            top = NONE
-            for region in range(regions):
-                if work.count[region] > 0 and (top == NONE or leads(work, region, top, 0, 0.0)):
-                    top = region
-            here = work.bytes[was] + (size if was == at else 0.0)
-            always += per_byte * (here - work.bytes[top])
-            if top != was:
-                if key != NONE:
-                    work.left[key, was] -= gpu_h
-                    work.left[key, top] += gpu_h
-                if app != NONE:
-                    work.left[keys + app, was] -= cpu_h
-                    work.left[keys + app, top] += cpu_h
+                if top != was:
+                    left[channel, was] -= hours
+                    left[channel, top] += hours
+                for region in range(regions):
+                    if region != top and leads(count, tallied, region, top, 1, size):
+                        come[channel, region] += hours
+                        crossed[region, channel] = True
+                        cross[region, channel, top] -= hours
+        if ml and tables > 1:
+            if common == at:
+                always += per_byte * job_bytes
+            else:
+                read[common] -= per_byte * job_bytes
+        elif tables > 1:
+            here = tallied[was] + (size if was == at else 0.0)
+            always += per_byte * (here - tallied[top])
             for region in range(regions):
                 if region == top:
-                    work.read[region] -= per_byte * size
-                elif leads(work, region, top, 1, size):
-                    work.read[region] += per_byte * (work.bytes[top] - work.bytes[region] - size)
-                    if key != NONE:
-                        work.come[key, region] += gpu_h
-                        work.crossed[region, key] = True
-                        work.cross[region, key, top] -= gpu_h
-                    if app != NONE:
-                        work.come[keys + app, region] += cpu_h
-                        work.crossed[region, keys + app] = True
-                        work.cross[region, keys + app, top] -= cpu_h
-            clear_tally(fixed, state, work, job)
+                    read[region] -= per_byte * size
+                elif leads(count, tallied, region, top, 1, size):
+                    read[region] += per_byte * (tallied[top] - tallied[region] - size)
+            clear_tally(begin, end, home_of, job_table, count, tallied)
+    weight = fixed.number[READ_WEIGHT]
     for region in range(regions):
-        work.total[region] = fixed.number[READ_WEIGHT] * (always + work.read[region])
+        total[region] = weight * (always + read[region])
     return channels
+
+
+@compiled
+def _channel(job, gpu, jobs, amounts, keys):  # type: ignore[no-untyped-def]
+    """Where a job's GPU or CPU hours flow, and how many."""
+    if gpu:
+        return jobs[job, KEY], amounts[job, GPU_H]
+    app = jobs[job, APP]
+    return (NONE if app == NONE else keys + app), amounts[job, CPU_H]
 
 
 @compiled
 def _weigh_storage(fixed, state, work, table):  # type: ignore[no-untyped-def]
     """Add the storage term, and set the excess of storage and of moved bytes."""
-    number, now = fixed.number, state.now
-    at = state.home[table]
-    size = fixed.size[table]
+    number, now, stored_in = fixed.number, state.now, state.stored
+    capacity, allowed, capacity_share = fixed.capacity, fixed.capacity_allowed, fixed.capacity_share
+    replica_start, replica = fixed.replica_start, fixed.replica
+    total, lacks, breaks = work.total, work.lack, work.broken
+    at, start, size = state.home[table], fixed.start[table], fixed.size[table]
     stored, stored2, stored_share, moved = now[STORED], now[STORED2], now[STORED_SHARE], now[MOVED]
-    before = storage_cost(stored, stored2, stored_share, number[CAPACITY2])
-    far = over(moved, number[MOVE_QUOTA], number[ALL_BYTES])
+    capacity2, scale, weight = number[CAPACITY2], number[STORED_SCALE], number[STORAGE_WEIGHT]
+    quota, all_bytes = number[MOVE_QUOTA], number[ALL_BYTES]
+    before = storage_cost(stored, stored2, stored_share, capacity2)
+    far = over(moved, quota, all_bytes)
     lack_left, broken_left = 0.0, 0.0
-    if not holds(fixed, table, at):
-        amount = state.stored[at]
+    if not holds(table, at, replica_start, replica):
+        amount = stored_in[at]
         rest = amount - size
         stored -= size
         stored2 += rest * rest - amount * amount
-        stored_share -= size * fixed.capacity_share[at]
-        capacity, allowed, scale = fixed.capacity[at], fixed.capacity_allowed[at], number[STORED_SCALE]
-        lack_left = over(rest, capacity, scale) - over(amount, capacity, scale)
-        broken_left = over(rest, allowed, scale) - over(amount, allowed, scale)
-        if at != fixed.start[table]:
+        stored_share -= size * capacity_share[at]
+        lack_left = over(rest, capacity[at], scale) - over(amount, capacity[at], scale)
+        broken_left = over(rest, allowed[at], scale) - over(amount, allowed[at], scale)
+        if at != start:
             moved -= size
-    for region in range(work.total.shape[0]):
+    for region in range(total.shape[0]):
         lack, broken, copied = lack_left, broken_left, moved
-        all_bytes, all_bytes2, all_share = stored, stored2, stored_share
-        if not holds(fixed, table, region):
-            amount = state.stored[region]
+        sum1, sum2, sum_share = stored, stored2, stored_share
+        if not holds(table, region, replica_start, replica):
+            amount = stored_in[region]
             more = amount + size
-            all_bytes += size
-            all_bytes2 += more * more - amount * amount
-            all_share += size * fixed.capacity_share[region]
-            capacity, allowed, scale = fixed.capacity[region], fixed.capacity_allowed[region], number[STORED_SCALE]
-            lack += over(more, capacity, scale) - over(amount, capacity, scale)
-            broken += over(more, allowed, scale) - over(amount, allowed, scale)
-            if region != fixed.start[table]:
+            sum1 += size
+            sum2 += more * more - amount * amount
+            sum_share += size * capacity_share[region]
+            lack += over(more, capacity[region], scale) - over(amount, capacity[region], scale)
+            broken += over(more, allowed[region], scale) - over(amount, allowed[region], scale)
+            if region != start:
                 copied += size
-        after = storage_cost(all_bytes, all_bytes2, all_share, number[CAPACITY2])
-        work.total[region] += number[STORAGE_WEIGHT] * (after - before)
-        farther = over(copied, number[MOVE_QUOTA], number[ALL_BYTES]) - far
-        work.lack[region] = lack + farther
-        work.broken[region] = broken + farther
+        total[region] += weight * (storage_cost(sum1, sum2, sum_share, capacity2) - before)
+        farther = over(copied, quota, all_bytes) - far
+        lacks[region] = lack + farther
+        breaks[region] = broken + farther
 
 
 @compiled
 def _weigh_flows(fixed, state, work, channels):  # type: ignore[no-untyped-def]
     """Add the GPU term, and the excess of CPU hours and of hours away from home."""
-    keys, regions = state.demand.shape
-    number = fixed.number
+    number, demand, sums, cpu = fixed.number, state.demand, state.sums, state.cpu
+    supply, share, share2, mean, importance, tiny, at_home = (
+        fixed.supply, fixed.share, fixed.share2, fixed.mean, fixed.importance, fixed.tiny, fixed.at_home,
+    )  # fmt: skip
+    quota, quota_allowed, quota_scale = fixed.quota, fixed.quota_allowed, fixed.quota_scale
+    left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
+    touched, base, total, lacks, breaks = work.channels, work.base, work.total, work.lack, work.broken
+    keys, regions = demand.shape
+    overload, gpu_weight, hours_home = number[OVERLOAD], number[GPU_WEIGHT], state.now[HOME_H]
     base_cost, base_home, base_lack, base_broken = 0.0, 0.0, 0.0, 0.0
     for index in range(channels):
-        channel = work.channels[index]
+        channel = touched[index]
         if channel < keys:
-            base_home += _base_key(fixed, state, work, channel)
-            base_cost += work.base[channel, _COST]
+            key = channel
+            hours, hours2, hours_share, strained = (
+                sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN],
+            )  # fmt: skip
+            before = key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
+            for region in range(regions):
+                change = left[key, region]
+                if change != 0.0:
+                    was = demand[key, region]
+                    hours += change
+                    hours2 += change * (2.0 * was + change)
+                    hours_share += change * share[key, region]
+                    strained += strain(was + change, supply[key, region], mean[key], tiny[key]) - strain(
+                        was, supply[key, region], mean[key], tiny[key]
+                    )
+                    base_home += change * at_home[key, region]
+            base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN] = (
+                hours, hours2, hours_share, strained,
+            )  # fmt: skip
+            after = key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
+            base[key, _COST] = after
+            base_cost += after - before
         else:
             app = channel - keys
             for region in range(regions):
-                if work.left[channel, region] != 0.0:
-                    lack, broken = _app_change(fixed, state, app, region, 0.0, work.left[channel, region])
+                change = left[channel, region]
+                if change != 0.0:
+                    limits = quota[app, region], quota_allowed[app, region], quota_scale[app]
+                    lack, broken = _over_quota(cpu[app, region], change, limits)
                     base_lack += lack
                     base_broken += broken
-    short = short_of_home(state.now[HOME_H], number)
+    short = short_of_home(hours_home, number)
     for to in range(regions):
         cost, home, lack, broken = base_cost, base_home, base_lack, base_broken
         for index in range(channels):
-            channel = work.channels[index]
-            more = work.come[channel, to] + work.follow[channel]
-            crossed = work.crossed[to, channel]
-            if more == 0.0 and not crossed:
+            channel = touched[index]
+            more = come[channel, to] + follow[channel]
+            if more == 0.0:
+                # Hours cross only to where they come.
                 continue
             if channel < keys:
-                home += more * fixed.at_home[channel, to]
-                if crossed:
+                key = channel
+                hours, hours2, hours_share, strained = (
+                    base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN],
+                )  # fmt: skip
+                if crossed[to, key]:
                     for region in range(regions):
-                        home += work.cross[to, channel, region] * fixed.at_home[channel, region]
-                cost += _key_change(fixed, state, work, channel, to, more, crossed)
+                        change = cross[to, key, region]
+                        if change != 0.0:
+                            was = demand[key, region] + left[key, region]
+                            hours += change
+                            hours2 += change * (2.0 * was + change)
+                            hours_share += change * share[key, region]
+                            strained += strain(was + change, supply[key, region], mean[key], tiny[key]) - strain(
+                                was, supply[key, region], mean[key], tiny[key]
+                            )
+                            home += change * at_home[key, region]
+                was = demand[key, to] + left[key, to]
+                hours += more
+                hours2 += more * (2.0 * was + more)
+                hours_share += more * share[key, to]
+                strained += strain(was + more, supply[key, to], mean[key], tiny[key]) - strain(
+                    was, supply[key, to], mean[key], tiny[key]
+                )
+                home += more * at_home[key, to]
+                cost += (
+                    key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
+                    - base[key, _COST]
+                )
             else:
                 app = channel - keys
-                gone = work.left[channel, to]
-                if crossed:
+                if crossed[to, channel]:
                     for region in range(regions):
-                        cross = work.cross[to, channel, region]
-                        if cross != 0.0:
-                            left = work.left[channel, region]
-                            changed, changed_broken = _app_change(fixed, state, app, region, left, cross)
-                            lack += changed
-                            broken += changed_broken
-                changed, changed_broken = _app_change(fixed, state, app, to, gone, more)
-                lack += changed
-                broken += changed_broken
-        shorter = short_of_home(state.now[HOME_H] + home, number) - short
-        work.total[to] += number[GPU_WEIGHT] * cost
-        work.lack[to] += lack + shorter
-        work.broken[to] += broken + shorter
+                        change = cross[to, channel, region]
+                        if change != 0.0:
+                            limits = quota[app, region], quota_allowed[app, region], quota_scale[app]
+                            lacking, breaking = _over_quota(cpu[app, region] + left[channel, region], change, limits)
+                            lack += lacking
+                            broken += breaking
+                limits = quota[app, to], quota_allowed[app, to], quota_scale[app]
+                lacking, breaking = _over_quota(cpu[app, to] + left[channel, to], more, limits)
+                lack += lacking
+                broken += breaking
+        shorter = short_of_home(hours_home + home, number) - short
+        total[to] += gpu_weight * cost
+        lacks[to] += lack + shorter
+        breaks[to] += broken + shorter
 
 
 @compiled
-def _base_key(fixed, state, work, key):  # type: ignore[no-untyped-def]
-    """What `left` makes of a key's sums and cost; returns the change of hours at home."""
-    sums = state.sums[key]
-    hours, hours2, hours_share, strained = sums[HOURS], sums[HOURS2], sums[HOURS_SHARE], sums[STRAIN]
-    before = _cost(fixed, key, hours, hours2, hours_share, strained)
-    home = 0.0
-    for region in range(state.demand.shape[1]):
-        change = work.left[key, region]
-        if change != 0.0:
-            demand = state.demand[key, region]
-            after = demand + change
-            hours += change
-            hours2 += after * after - demand * demand
-            hours_share += change * fixed.share[key, region]
-            strained += _strain(fixed, key, region, after) - _strain(fixed, key, region, demand)
-            home += change * fixed.at_home[key, region]
-    base = work.base[key]
-    base[HOURS], base[HOURS2], base[HOURS_SHARE], base[STRAIN] = hours, hours2, hours_share, strained
-    base[_COST] = _cost(fixed, key, hours, hours2, hours_share, strained) - before
-    return home
-
-
-@compiled
-def _key_change(fixed, state, work, key, to, more, crossed):  # type: ignore[no-untyped-def]
-    """What it changes of a key's cost after `left` that hours come to a region, and others leave some."""
-    base = work.base[key]
-    hours, hours2, hours_share, strained = base[HOURS], base[HOURS2], base[HOURS_SHARE], base[STRAIN]
-    before = _cost(fixed, key, hours, hours2, hours_share, strained)
-    if crossed:
-        for region in range(state.demand.shape[1]):
-            change = work.cross[to, key, region]
-            if change != 0.0:
-                demand = state.demand[key, region] + work.left[key, region]
-                after = demand + change
-                hours += change
-                hours2 += after * after - demand * demand
-                hours_share += change * fixed.share[key, region]
-                strained += _strain(fixed, key, region, after) - _strain(fixed, key, region, demand)
-    demand = state.demand[key, to] + work.left[key, to]
-    after = demand + more
-    hours += more
-    hours2 += after * after - demand * demand
-    hours_share += more * fixed.share[key, to]
-    strained += _strain(fixed, key, to, after) - _strain(fixed, key, to, demand)
-    return _cost(fixed, key, hours, hours2, hours_share, strained) - before
-
-
-@compiled
-def _cost(fixed, key, hours, hours2, hours_share, strained):  # type: ignore[no-untyped-def]
-    return key_cost(
-        hours, hours2, hours_share, strained, fixed.share2[key], fixed.importance[key], fixed.number[OVERLOAD],
-        fixed.tiny[key],
-    )  # fmt: skip
-
-
-@compiled
-def _strain(fixed, key, region, demand):  # type: ignore[no-untyped-def]
-    return strain(demand, fixed.supply[key, region], fixed.mean[key], fixed.tiny[key])
-
-
-@compiled
-def _app_change(fixed, state, app, region, already, more):  # type: ignore[no-untyped-def]
-    """What `more` hours, after `already` more, change of an app's excess in a region."""
-    before = state.cpu[app, region] + already
+def _over_quota(before, more, limits):  # type: ignore[no-untyped-def]
+    """What more hours change of the excess over a quota, and over what the start allows."""
+    quota, allowed, scale = limits
     after = before + more
-    limit, allowed, scale = fixed.quota[app, region], fixed.quota_allowed[app, region], fixed.quota_scale[app]
-    lack = over(after, limit, scale) - over(before, limit, scale)
+    lack = over(after, quota, scale) - over(before, quota, scale)
     return lack, over(after, allowed, scale) - over(before, allowed, scale)
