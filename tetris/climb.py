@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from domain.instance import Instance, Job, Region, Table
-from tetris.columns import Columns, Ints
+from tetris.columns import Columns, Floats, Ints
 from tetris.kernels import search
 from tetris.neighbourhood import Neighbourhood
 from tetris.problem import Problem
@@ -31,6 +31,8 @@ LACKING = 1e4
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective."""
 _SAMPLES = 200
+_CHUNK = 20_000
+"""Tables between two looks at the clock."""
 _MOST_TABLES = 64
 """Jobs of more tables are not moved as a whole."""
 
@@ -67,9 +69,16 @@ Listener = Callable[[Step], None]
 
 
 def climb(
-    columns: Columns, *, time_s: float, seed: int = 0, listener: Listener | None = None, passes_only: bool = False
+    columns: Columns,
+    *,
+    time_s: float,
+    seed: int = 0,
+    listener: Listener | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Climbed:
     """The best plan found within the budget: about `time_s` seconds, 0 for the greedy passes alone.
+
+    `listener` hears of each improvement and, now and then, how far the search is; the search ends where `stop` says so.
 
     Raises:
         ValueError: `time_s` is negative.
@@ -77,7 +86,7 @@ def climb(
     if time_s < 0:
         raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
     _load()
-    return _Climb(columns, time_s, seed, listener).run(passes_only)
+    return _Climb(columns, time_s, seed, listener, stop).run()
 
 
 @cache
@@ -86,30 +95,38 @@ def _load() -> None:
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = tuple(Table(name, 1.0, "a") for name in "st")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
-    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None).run(False)
+    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None, lambda: False).run()
 
 
-def first_pass(problem: Problem, spent: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int:
-    """One pass of MAST 3.4 over all tables; how many moved."""
-    return _pass(problem, np.arange(len(problem.home), dtype=np.int32), spent)
-
-
-def _pass(problem: Problem, tables: Ints, spent: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int:
+def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
+    """One pass of MAST 3.4 over all tables; how many moved. `tick` is asked now and then whether to go on."""
     parts = problem.fixed, problem.state, problem.work
-    gain = np.empty(len(tables))
-    search.rank(*parts, tables, LACKING, spent, gain)
+    tables = np.arange(len(problem.home), dtype=np.int32)
+    gain = np.zeros(len(tables))
+    for begin in range(0, len(tables), _CHUNK):
+        end = begin + _CHUNK
+        search.rank(*parts, tables[begin:end], LACKING, spent, gain[begin:end])
+        if not tick():
+            return 0
     order = np.argsort(-gain, kind="stable")
     queue = tables[order[gain[order] > 0]]
-    moved: int = search.take(*parts, queue, LACKING, spent)
+    moved = 0
+    for begin in range(0, len(queue), _CHUNK):
+        moved += search.take(*parts, queue[begin : begin + _CHUNK], LACKING, spent)
+        if not tick():
+            break
     return moved
 
 
 class _Climb:
-    def __init__(self, columns: Columns, time_s: float, seed: int, listener: Listener | None) -> None:
+    def __init__(
+        self, columns: Columns, time_s: float, seed: int, listener: Listener | None, stop: Callable[[], bool]
+    ) -> None:
         self.began_s = time.monotonic()
         self.time_s = time_s
         self.budget = time_s * LOOKS_PER_S
         self.listener = listener
+        self.stop = stop
         self.seed = seed
         self.draw = np.random.default_rng(seed)
         self.problem = Problem(columns)
@@ -122,11 +139,11 @@ class _Climb:
         self.steps: list[Step] = []
         self._say("start")
 
-    def run(self, passes_only: bool) -> Climbed:
+    def run(self) -> Climbed:
         if len(self.tables) and len(self.problem.columns.regions) > 1:
             search.seed(self.seed & 0xFFFFFFFF)
             self._descend("passes")
-            if not passes_only:
+            if self.time_s:
                 self._search()
         spent = self.spent
         return Climbed(
@@ -165,10 +182,8 @@ class _Climb:
 
     def _descend(self, phase: str) -> None:
         """Passes until none moves anything; what is reached is kept if it is better."""
-        while _pass(self.problem, self.tables, self.spent) and (phase == "passes" or self._goes_on()):
+        while one_pass(self.problem, self.spent, lambda: self._tick(phase)) and self._goes_on(phase == "passes"):
             self._keep(phase)
-            if self.time_s and not self._in_time():
-                break
         self._keep(phase)
 
     def _keep(self, phase: str) -> None:
@@ -183,15 +198,24 @@ class _Climb:
     def _looks_of_a_pass(self) -> float:
         return float(2 * len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
 
-    def _goes_on(self) -> bool:
-        return bool(self.spent[search.LOOKS] < self.budget) and self._in_time()
+    def _goes_on(self, always: bool = False) -> bool:
+        """Whether there is budget left; the first passes of a search without any are made all the same."""
+        if always and not self.time_s:
+            return not self.stop()
+        in_time = time.monotonic() - self.began_s < self.time_s * OVERRUN
+        return in_time and bool(self.spent[search.LOOKS] < self.budget) and not self.stop()
 
-    def _in_time(self) -> bool:
-        return time.monotonic() - self.began_s < self.time_s * OVERRUN
+    def _tick(self, phase: str) -> bool:
+        if self.listener is not None:
+            self.listener(self._step(phase))
+        return not self.stop()
 
     def _say(self, phase: str) -> None:
-        part = min(1.0, float(self.spent[search.LOOKS]) / self.budget) if self.budget else 1.0
-        total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
-        self.steps.append(Step(phase, part, total, lack, time.monotonic() - self.began_s))
+        self.steps.append(self._step(phase))
         if self.listener is not None:
             self.listener(self.steps[-1])
+
+    def _step(self, phase: str) -> Step:
+        part = min(1.0, float(self.spent[search.LOOKS]) / self.budget) if self.budget else 0.0
+        total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
+        return Step(phase, part, total, lack, time.monotonic() - self.began_s)

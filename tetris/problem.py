@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from domain.instance import HIGH_PRIORITY
-from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints
+from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, State, Work
 from tetris.kernels.moves import apply, settle
-from tetris.kernels.terms import excess, objective
+from tetris.kernels.terms import excess, gpu_term, objective, storage_cost
 from tetris.kernels.weigh import weigh
 
 assert KINDS[ML] == "ml"
@@ -64,6 +64,14 @@ class Problem:
     def total(self) -> float:
         """The objective."""
         return float(objective(self.fixed, self.state))
+
+    @property
+    def terms(self) -> tuple[float, float, float]:
+        """Read, GPU and storage term, before their weights."""
+        now, number = self.state.now, self.fixed.number
+        stored = now[layout.STORED], now[layout.STORED2], now[layout.STORED_SHARE]
+        storage = storage_cost(*stored, number[layout.CAPACITY2])
+        return float(now[layout.READ]), float(gpu_term(self.fixed, self.state)), float(storage)
 
     @property
     def excess(self) -> tuple[float, float]:
@@ -145,7 +153,7 @@ def _fixed(columns: Columns) -> Fixed:
         share2=(share**2).sum(axis=1),
         mean=mean,
         importance=np.tile(by_level, types),
-        tiny=all_h * layout.ROUNDING,
+        tiny=np.asarray(all_h * layout.ROUNDING, np.float64),
         at_home=(high[:, None] & (supply > 0)).astype(np.float64),
         quota=c.quota_h,
         quota_allowed=np.zeros_like(c.quota_h),
@@ -188,18 +196,19 @@ def _work(columns: Columns, fixed: Fixed) -> Work:
         flags=np.zeros(channels, np.bool_),
         base=np.zeros((keys, 5)),
         read=np.zeros(regions),
-        count=np.zeros(regions, np.int32),
-        bytes=np.zeros(regions),
+        tables=np.zeros(regions, np.int32),
+        tallied=np.zeros(regions),
     )
 
 
-def _sums(values: Floats, starts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Floats:
+def _sums(values: Floats, starts: Longs) -> Floats:
     """Sums of stretches of values that begin at `starts`, the last entry of which is their end."""
     lengths = np.diff(starts)
-    return np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=values, minlength=len(lengths))
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return np.asarray(np.bincount(rows, weights=values, minlength=len(lengths)), np.float64)
 
 
-def _reversed(c: Columns) -> tuple[layout.Any, layout.Any]:
+def _reversed(c: Columns) -> tuple[Longs, Ints]:
     """The jobs of each table, in order."""
     order = np.argsort(c.job_table, kind="stable")
     jobs = np.repeat(np.arange(len(c.kind), dtype=np.int32), np.diff(c.job_start))[order]

@@ -4,7 +4,15 @@ T tables, R regions, J jobs, E edges, A apps with quotas; K keys: a GPU type and
 between regions are kept by *channel*: the K keys (GPU hours), then the A apps (CPU hours).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+F8: TypeAlias = npt.NDArray[np.float64]
+I4: TypeAlias = npt.NDArray[np.int32]
+I8: TypeAlias = npt.NDArray[np.int64]
+B1: TypeAlias = npt.NDArray[np.bool_]
 
 KIND, KEY, APP, COUNT = 0, 1, 2, 3
 """Columns of `Fixed.job`."""
@@ -28,106 +36,106 @@ NONE = -1
 class Fixed(NamedTuple):
     """An instance."""
 
-    size: Any
+    size: F8
     """float64[T]"""
-    start: Any
+    start: I4
     """int32[T]: homes at the start."""
-    replica_start: Any
+    replica_start: I8
     """int64[T + 1]"""
-    replica: Any
+    replica: I4
     """int32: regions."""
-    table_start: Any
+    table_start: I8
     """int64[T + 1]: where a table's jobs begin in `table_job`."""
-    table_job: Any
+    table_job: I4
     """int32[E]: jobs."""
-    job_start: Any
+    job_start: I8
     """int64[J + 1]: where a job's tables begin in `job_table`."""
-    job_table: Any
+    job_table: I4
     """int32[E]: tables."""
-    job: Any
+    job: I4
     """int32[J, 4]"""
-    job_amount: Any
+    job_amount: F8
     """float64[J, 4]"""
-    supply: Any
+    supply: F8
     """float64[K, R] GPU hours."""
-    share: Any
+    share: F8
     """float64[K, R]: the region's part of the supply of all."""
-    share2: Any
+    share2: F8
     """float64[K]: sum of its squares."""
-    mean: Any
+    mean: F8
     """float64[K]: mean supply of the regions that have any."""
-    importance: Any
+    importance: F8
     """float64[K]: the level's weight."""
-    tiny: Any
+    tiny: F8
     """float64[K]: demand below this is rounding."""
-    at_home: Any
+    at_home: F8
     """float64[K, R]: 1 where the key's hours count as at home."""
-    quota: Any
+    quota: F8
     """float64[A, R] CPU hours."""
-    quota_allowed: Any
+    quota_allowed: F8
     """float64[A, R]: the quota, or what the start used of it if that is more."""
-    quota_scale: Any
+    quota_scale: F8
     """float64[A]: what an excess is measured by."""
-    capacity: Any
+    capacity: F8
     """float64[R] bytes."""
-    capacity_allowed: Any
+    capacity_allowed: F8
     """float64[R]: as `quota_allowed`."""
-    capacity_share: Any
+    capacity_share: F8
     """float64[R]"""
-    number: Any
+    number: F8
     """float64[N_NUMBERS]"""
 
 
 class State(NamedTuple):
     """A plan, and what follows from it."""
 
-    home: Any
+    home: I4
     """int32[T]"""
-    region: Any
+    region: I4
     """int32[J]: where each job runs, or NONE."""
-    homes: Any
+    homes: I8
     """int64[J, 2]: of an ML job the sum of its tables' homes, and of their squares: all are at one home exactly if the
     count times the second is the first squared (Cauchy and Schwarz)."""
-    demand: Any
+    demand: F8
     """float64[K, R] GPU hours."""
-    sums: Any
+    sums: F8
     """float64[K, 4]"""
-    cpu: Any
+    cpu: F8
     """float64[A, R] CPU hours."""
-    stored: Any
+    stored: F8
     """float64[R] bytes."""
-    now: Any
+    now: F8
     """float64[N_NOW]"""
 
 
 class Work(NamedTuple):
     """Room for one table's weighing, and its result."""
 
-    total: Any
+    total: F8
     """float64[R]: by how much the objective changes if the table moves there."""
-    lack: Any
+    lack: F8
     """float64[R]: by how much the relative excess over the limits changes."""
-    broken: Any
+    broken: F8
     """float64[R]: the same, over what the start allows."""
-    left: Any
+    left: F8
     """float64[K + A, R]: hours that come or go wherever the table moves."""
-    come: Any
+    come: F8
     """float64[K + A, R]: hours that come to a region if the table moves there."""
-    follow: Any
+    follow: F8
     """float64[K + A]: hours that go with the table to wherever it moves."""
-    cross: Any
+    cross: F8
     """float64[R, K + A, R]: hours that leave the last region if the table moves to the first."""
-    crossed: Any
+    crossed: B1
     """bool[R, K + A]: whether there are such."""
-    channels: Any
+    channels: I4
     """int32[K + A]: those with a flow; `flags` marks them."""
-    flags: Any
+    flags: B1
     """bool[K + A]"""
-    base: Any
+    base: F8
     """float64[K, 5]: `sums` after `left`, and the key's cost then."""
-    read: Any
+    read: F8
     """float64[R]: read term by region moved to."""
-    count: Any
+    tables: I4
     """int32[R]"""
-    bytes: Any
+    tallied: F8
     """float64[R]"""

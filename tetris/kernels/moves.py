@@ -10,11 +10,14 @@ from tetris.kernels.layout import (
     BYTES,
     COUNT,
     CPU_H,
+    F8,
     GPU_H,
     HOME_H,
     HOURS,
     HOURS2,
     HOURS_SHARE,
+    I4,
+    I8,
     KEY,
     KIND,
     MOVED,
@@ -25,6 +28,9 @@ from tetris.kernels.layout import (
     STORED2,
     STORED_SHARE,
     STRAIN,
+    Fixed,
+    State,
+    Work,
 )
 from tetris.kernels.terms import strain
 
@@ -32,7 +38,7 @@ _ML = 0
 
 
 @compiled
-def settle(fixed, state, work):  # type: ignore[no-untyped-def]
+def settle(fixed: Fixed, state: State, work: Work) -> None:
     """Work everything out from the tables' homes."""
     home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
     size_of, start, replica_start, replica = fixed.size, fixed.start, fixed.replica_start, fixed.replica
@@ -63,7 +69,7 @@ def settle(fixed, state, work):  # type: ignore[no-untyped-def]
             homes[job, 0] = first
             homes[job, 1] = second
         region, cost = job_at(
-            job, jobs, amounts, homes, home_of, job_start, job_table, size_of, work.count, work.bytes
+            job, jobs, amounts, homes, home_of, job_start, job_table, size_of, work.tables, work.tallied
         )  # fmt: skip
         region_of[job] = region
         now[READ] += cost
@@ -75,7 +81,10 @@ def settle(fixed, state, work):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def job_at(job, jobs, amounts, homes, home_of, job_start, job_table, size_of, count, size):  # type: ignore[no-untyped-def]
+def job_at(
+    job: int, jobs: I4, amounts: F8, homes: I8, home_of: I4, job_start: I8, job_table: I4, size_of: F8, count: I4,
+    size: F8,
+) -> tuple[int, float]:  # fmt: skip
     """Where a job runs with its tables where they are, and its read term."""
     tables = jobs[job, COUNT]
     if tables == 0:
@@ -95,7 +104,7 @@ def job_at(job, jobs, amounts, homes, home_of, job_start, job_table, size_of, co
 
 
 @compiled
-def tally(begin, end, without, home_of, job_table, size_of, count, size):  # type: ignore[no-untyped-def]
+def tally(begin: int, end: int, without: int, home_of: I4, job_table: I4, size_of: F8, count: I4, size: F8) -> None:
     """Count the tables of a job and their bytes by home, one of them left out."""
     for entry in range(begin, end):
         table = job_table[entry]
@@ -106,7 +115,7 @@ def tally(begin, end, without, home_of, job_table, size_of, count, size):  # typ
 
 
 @compiled
-def clear_tally(begin, end, home_of, job_table, count, size):  # type: ignore[no-untyped-def]
+def clear_tally(begin: int, end: int, home_of: I4, job_table: I4, count: I4, size: F8) -> None:
     """Undo `tally`."""
     for entry in range(begin, end):
         home = home_of[job_table[entry]]
@@ -115,7 +124,7 @@ def clear_tally(begin, end, home_of, job_table, count, size):  # type: ignore[no
 
 
 @compiled
-def top_region(count, size):  # type: ignore[no-untyped-def]
+def top_region(count: I4, size: F8) -> int:
     """The region that comes first of those that are counted."""
     top = NONE
     for region in range(count.shape[0]):
@@ -125,7 +134,7 @@ def top_region(count, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def leads(count, size, region, other, more, more_bytes):  # type: ignore[no-untyped-def]
+def leads(count: I4, size: F8, region: int, other: int, more: int, more_bytes: float) -> bool:
     """Whether a region, with that much more, comes before another: more tables, more bytes, the first name."""
     tables = count[region] + more
     if tables != count[other]:
@@ -137,7 +146,7 @@ def leads(count, size, region, other, more, more_bytes):  # type: ignore[no-unty
 
 
 @compiled
-def holds(table, region, replica_start, replica):  # type: ignore[no-untyped-def]
+def holds(table: int, region: int, replica_start: I8, replica: I4) -> bool:
     """Whether the region had a replica of the table at the start."""
     for entry in range(replica_start[table], replica_start[table + 1]):  # noqa: SIM110 (it is compiled)
         if replica[entry] == region:
@@ -146,7 +155,7 @@ def holds(table, region, replica_start, replica):  # type: ignore[no-untyped-def
 
 
 @compiled
-def apply(fixed, state, work, table, to):  # type: ignore[no-untyped-def]
+def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
     """Move a table."""
     home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
     at = home_of[table]
@@ -154,7 +163,7 @@ def apply(fixed, state, work, table, to):  # type: ignore[no-untyped-def]
         return
     size_of, replica_start, replica, start = fixed.size, fixed.replica_start, fixed.replica, fixed.start
     job_start, job_table, jobs, amounts = fixed.job_start, fixed.job_table, fixed.job, fixed.job_amount
-    table_job, count, tallied = fixed.table_job, work.count, work.bytes
+    table_job, count, tallied = fixed.table_job, work.tables, work.tallied
     demand, cpu, at_home, tiny = state.demand, state.cpu, fixed.at_home, fixed.tiny
     flags, channels = work.flags, work.channels
     size = size_of[table]
@@ -203,7 +212,9 @@ def apply(fixed, state, work, table, to):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _flow(job, region, sign, jobs, amounts, demand, cpu, now, at_home, tiny):  # type: ignore[no-untyped-def]
+def _flow(
+    job: int, region: int, sign: float, jobs: I4, amounts: F8, demand: F8, cpu: F8, now: F8, at_home: F8, tiny: F8,
+) -> None:  # fmt: skip
     """A job's hours come to a region (sign 1) or leave it (-1)."""
     key, app = jobs[job, KEY], jobs[job, APP]
     if key != NONE:
@@ -217,7 +228,7 @@ def _flow(job, region, sign, jobs, amounts, demand, cpu, now, at_home, tiny):  #
 
 
 @compiled
-def _sum_key(key, demand, sums, share, supply, mean, tiny):  # type: ignore[no-untyped-def]
+def _sum_key(key: int, demand: F8, sums: F8, share: F8, supply: F8, mean: F8, tiny: F8) -> None:
     hours, hours2, hours_share, strained = 0.0, 0.0, 0.0, 0.0
     for region in range(demand.shape[1]):
         here = demand[key, region]
@@ -232,7 +243,7 @@ def _sum_key(key, demand, sums, share, supply, mean, tiny):  # type: ignore[no-u
 
 
 @compiled
-def _sum_stored(stored, capacity_share, now):  # type: ignore[no-untyped-def]
+def _sum_stored(stored: F8, capacity_share: F8, now: F8) -> None:
     all_bytes, all_bytes2, all_share = 0.0, 0.0, 0.0
     for region in range(stored.shape[0]):
         amount = stored[region]

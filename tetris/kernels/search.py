@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from domain.compiled import compiled
-from tetris.kernels.layout import COUNT
+from tetris.kernels.layout import COUNT, F8, I4, Fixed, State, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
@@ -26,12 +26,12 @@ _COPIED = 4096
 
 
 @compiled
-def _effort(fixed, work, table):  # type: ignore[no-untyped-def]
+def _effort(fixed: Fixed, work: Work, table: int) -> int:
     return _CALL + 2 * (fixed.table_start[table + 1] - fixed.table_start[table]) + work.total.shape[0]
 
 
 @compiled
-def best_region(fixed, state, work, table, penalty, spent):  # type: ignore[no-untyped-def]
+def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
     """The best region for a table among those that break nothing more, and what moving there changes (0: stay)."""
     weigh(fixed, state, work, table)
     spent[LOOKS] += _effort(fixed, work, table)
@@ -44,7 +44,7 @@ def best_region(fixed, state, work, table, penalty, spent):  # type: ignore[no-u
 
 
 @compiled
-def rank(fixed, state, work, tables, penalty, spent, gain):  # type: ignore[no-untyped-def]
+def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spent: F8, gain: F8) -> None:
     """Set each table's gain by its best region (MAST 3.4: each by itself, from the plan as it is)."""
     for index in range(tables.shape[0]):
         _, change = best_region(fixed, state, work, tables[index], penalty, spent)
@@ -52,7 +52,7 @@ def rank(fixed, state, work, tables, penalty, spent, gain):  # type: ignore[no-u
 
 
 @compiled
-def take(fixed, state, work, queue, penalty, spent):  # type: ignore[no-untyped-def]
+def take(fixed: Fixed, state: State, work: Work, queue: I4, penalty: float, spent: F8) -> int:
     """Move each table of a queue to its best region as the plan is by then, if it still gains; how many moved."""
     moved = 0
     for index in range(queue.shape[0]):
@@ -66,19 +66,19 @@ def take(fixed, state, work, queue, penalty, spent):  # type: ignore[no-untyped-
 
 
 @compiled
-def seed(number):  # type: ignore[no-untyped-def]
+def seed(number: int) -> None:
     """Seed the compiled code's generator."""
     np.random.seed(number)
 
 
 @compiled
-def _price(fixed, state, penalty):  # type: ignore[no-untyped-def]
+def _price(fixed: Fixed, state: State, penalty: float) -> float:
     lack, _ = excess(fixed, state)
     return objective(fixed, state) + penalty * lack
 
 
 @compiled
-def keep(fixed, state, best, spent):  # type: ignore[no-untyped-def]
+def keep(fixed: Fixed, state: State, best: I4, spent: F8) -> bool:
     """Keep the plan in `best` if it may be published and is better: less lack first, then a smaller total."""
     lack, broken = excess(fixed, state)
     if broken > _UNBROKEN:
@@ -95,7 +95,7 @@ def keep(fixed, state, best, spent):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _draw_region(work, stay, penalty, heat):  # type: ignore[no-untyped-def]
+def _draw_region(work: Work, stay: int, penalty: float, heat: float) -> int:
     """A region by the heat bath: with odds that fall exponentially in what moving there costs."""
     regions = work.total.shape[0]
     least = math.inf
@@ -114,7 +114,7 @@ def _draw_region(work, stay, penalty, heat):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _move_job(fixed, state, work, job, region, undo):  # type: ignore[no-untyped-def]
+def _move_job(fixed: Fixed, state: State, work: Work, job: int, region: int, undo: I4) -> None:
     """Move all tables of a job to one region; remembers where they were."""
     begin = fixed.job_start[job]
     for entry in range(begin, fixed.job_start[job + 1]):
@@ -124,14 +124,14 @@ def _move_job(fixed, state, work, job, region, undo):  # type: ignore[no-untyped
 
 
 @compiled
-def _back(fixed, state, work, job, undo):  # type: ignore[no-untyped-def]
+def _back(fixed: Fixed, state: State, work: Work, job: int, undo: I4) -> None:
     begin = fixed.job_start[job]
     for entry in range(begin, fixed.job_start[job + 1]):
         apply(fixed, state, work, fixed.job_table[entry], undo[entry - begin])
 
 
 @compiled
-def _job_effort(fixed, work, job):  # type: ignore[no-untyped-def]
+def _job_effort(fixed: Fixed, work: Work, job: int) -> int:
     effort = 0
     for entry in range(fixed.job_start[job], fixed.job_start[job + 1]):
         effort += 2 * _effort(fixed, work, fixed.job_table[entry])
@@ -139,7 +139,10 @@ def _job_effort(fixed, work, job):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spent, undo):  # type: ignore[no-untyped-def]
+def walk(
+    fixed: Fixed, state: State, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
+    penalty: float, best: I4, spent: F8, undo: I4,
+) -> None:  # fmt: skip
     """Anneal from the plan as it is, from heat `hot` to `cold`, until `budget` looks are spent.
 
     Steps: one table by the heat bath; all tables of a job to one region; two tables that change places. `tables` and
@@ -201,7 +204,7 @@ def walk(fixed, state, work, tables, jobs, budget, hot, cold, penalty, best, spe
 
 
 @compiled
-def spread(fixed, state, work, tables, count, penalty, spent):  # type: ignore[no-untyped-def]
+def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penalty: float, spent: F8) -> float:
     """The mean of what moves of some tables drawn at random cost or gain: the scale of a walk's heat."""
     total, number = 0.0, 0
     for _ in range(count):
@@ -216,14 +219,14 @@ def spread(fixed, state, work, tables, count, penalty, spent):  # type: ignore[n
 
 
 @compiled
-def refresh(fixed, state, work, home):  # type: ignore[no-untyped-def]
+def refresh(fixed: Fixed, state: State, work: Work, home: I4) -> None:
     """Take a plan as a whole."""
     state.home[:] = home
     settle(fixed, state, work)
 
 
 @compiled
-def joined_jobs(fixed, most):  # type: ignore[no-untyped-def]
+def joined_jobs(fixed: Fixed, most: int) -> I4:
     """Jobs of two to `most` tables."""
     jobs = np.empty(fixed.job.shape[0], np.int32)
     count = 0

@@ -7,6 +7,7 @@ from tetris.kernels.layout import (
     ALL_BYTES,
     ALL_H,
     CAPACITY2,
+    F8,
     GPU_WEIGHT,
     HOME_H,
     HOURS,
@@ -25,11 +26,13 @@ from tetris.kernels.layout import (
     STORED_SHARE,
     STRAIN,
     WANTED_H,
+    Fixed,
+    State,
 )
 
 
 @compiled
-def strain(demand, supply, mean, tiny):  # type: ignore[no-untyped-def]
+def strain(demand: float, supply: float, mean: float, tiny: float) -> float:
     """How far demand (hours) is over supply: sigmoid(over / mean) - 1/2, and 1/2 for any demand where no supply is."""
     over = demand - supply
     if over <= tiny:
@@ -40,7 +43,10 @@ def strain(demand, supply, mean, tiny):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def key_cost(hours, hours2, hours_share, strained, share2, importance, overload, tiny):  # type: ignore[no-untyped-def]
+def key_cost(
+    hours: float, hours2: float, hours_share: float, strained: float, share2: float, importance: float,
+    overload: float, tiny: float,
+) -> float:  # fmt: skip
     """The GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, and the overload."""
     apart = share2
     if hours > tiny:
@@ -49,7 +55,7 @@ def key_cost(hours, hours2, hours_share, strained, share2, importance, overload,
 
 
 @compiled
-def storage_cost(stored, stored2, stored_share, capacity2):  # type: ignore[no-untyped-def]
+def storage_cost(stored: float, stored2: float, stored_share: float, capacity2: float) -> float:
     """The storage term, expanded in the same way."""
     if stored <= 0.0:
         return capacity2
@@ -57,7 +63,7 @@ def storage_cost(stored, stored2, stored_share, capacity2):  # type: ignore[no-u
 
 
 @compiled
-def over(amount, limit, scale):  # type: ignore[no-untyped-def]
+def over(amount: float, limit: float, scale: float) -> float:
     """The excess over a limit in parts of `scale`; 0 where it is only rounding."""
     excess = amount - limit
     if excess > ROUNDING * max(amount, limit):
@@ -66,7 +72,7 @@ def over(amount, limit, scale):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def short_of_home(hours, number):  # type: ignore[no-untyped-def]
+def short_of_home(hours: float, number: F8) -> float:
     """What is missing of the high-priority hours that must be at home, as a part of all."""
     if hours < number[WANTED_H] - ROUNDING * number[ALL_H]:
         return (number[WANTED_H] - hours) / number[ALL_H]
@@ -74,7 +80,7 @@ def short_of_home(hours, number):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def gpu_term(fixed, state):  # type: ignore[no-untyped-def]
+def gpu_term(fixed: Fixed, state: State) -> float:
     """The GPU term before its weight."""
     sums, share2, importance, tiny, overload = (
         state.sums, fixed.share2, fixed.importance, fixed.tiny, fixed.number[OVERLOAD],
@@ -89,7 +95,7 @@ def gpu_term(fixed, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def objective(fixed, state):  # type: ignore[no-untyped-def]
+def objective(fixed: Fixed, state: State) -> float:
     """The objective of the state."""
     number, now = fixed.number, state.now
     storage = storage_cost(now[STORED], now[STORED2], now[STORED_SHARE], number[CAPACITY2])
@@ -99,7 +105,7 @@ def objective(fixed, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def excess(fixed, state):  # type: ignore[no-untyped-def]
+def excess(fixed: Fixed, state: State) -> tuple[float, float]:
     """Relative excess over the limits, and over what the start allows."""
     number, now, stored, cpu = fixed.number, state.now, state.stored, state.cpu
     capacity, capacity_allowed = fixed.capacity, fixed.capacity_allowed

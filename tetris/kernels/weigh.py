@@ -13,12 +13,14 @@ from tetris.kernels.layout import (
     CAPACITY2,
     COUNT,
     CPU_H,
+    F8,
     GPU_H,
     GPU_WEIGHT,
     HOME_H,
     HOURS,
     HOURS2,
     HOURS_SHARE,
+    I4,
     KEY,
     KIND,
     MOVE_QUOTA,
@@ -33,6 +35,9 @@ from tetris.kernels.layout import (
     STORED_SCALE,
     STORED_SHARE,
     STRAIN,
+    Fixed,
+    State,
+    Work,
 )
 from tetris.kernels.moves import clear_tally, holds, leads, tally, top_region
 from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, strain
@@ -43,7 +48,7 @@ _COST = 4
 
 
 @compiled
-def weigh(fixed, state, work, table):  # type: ignore[no-untyped-def]
+def weigh(fixed: Fixed, state: State, work: Work, table: int) -> None:
     """Fill `work.total`, `work.lack` and `work.broken` for a table."""
     channels = _gather(fixed, state, work, table)
     _weigh_storage(fixed, state, work, table)
@@ -67,11 +72,11 @@ def weigh(fixed, state, work, table):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _gather(fixed, state, work, table):  # type: ignore[no-untyped-def]
+def _gather(fixed: Fixed, state: State, work: Work, table: int) -> int:
     """Sum the flows and the read term over the table's jobs; returns how many channels have flows."""
     left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
     flags, touched, read, count, tallied, total = (
-        work.flags, work.channels, work.read, work.count, work.bytes, work.total,
+        work.flags, work.channels, work.read, work.tables, work.tallied, work.total,
     )  # fmt: skip
     jobs, amounts, table_job, size_of = fixed.job, fixed.job_amount, fixed.table_job, fixed.size
     job_start, job_table = fixed.job_start, fixed.job_table
@@ -144,7 +149,7 @@ def _gather(fixed, state, work, table):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _channel(job, gpu, jobs, amounts, keys):  # type: ignore[no-untyped-def]
+def _channel(job: int, gpu: bool, jobs: I4, amounts: F8, keys: int) -> tuple[int, float]:
     """Where a job's GPU or CPU hours flow, and how many."""
     if gpu:
         return jobs[job, KEY], amounts[job, GPU_H]
@@ -153,7 +158,7 @@ def _channel(job, gpu, jobs, amounts, keys):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _weigh_storage(fixed, state, work, table):  # type: ignore[no-untyped-def]
+def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
     """Add the storage term, and set the excess of storage and of moved bytes."""
     number, now, stored_in = fixed.number, state.now, state.stored
     capacity, allowed, capacity_share = fixed.capacity, fixed.capacity_allowed, fixed.capacity_share
@@ -196,7 +201,7 @@ def _weigh_storage(fixed, state, work, table):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _weigh_flows(fixed, state, work, channels):  # type: ignore[no-untyped-def]
+def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
     """Add the GPU term, and the excess of CPU hours and of hours away from home."""
     number, demand, sums, cpu = fixed.number, state.demand, state.sums, state.cpu
     supply, share, share2, mean, importance, tiny, at_home = (
@@ -301,7 +306,7 @@ def _weigh_flows(fixed, state, work, channels):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _over_quota(before, more, limits):  # type: ignore[no-untyped-def]
+def _over_quota(before: float, more: float, limits: tuple[float, float, float]) -> tuple[float, float]:
     """What more hours change of the excess over a quota, and over what the start allows."""
     quota, allowed, scale = limits
     after = before + more

@@ -1,0 +1,35 @@
+"""Earlier versions of Tetris, to be compared with (MAST 5.6): V0 moves nothing; V1 is the first objective."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from domain.instance import Weights
+from tetris.climb import Climbed, Listener, climb
+from tetris.columns import Columns
+
+
+def v1(
+    columns: Columns,
+    *,
+    time_s: float,
+    seed: int = 0,
+    listener: Listener | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Climbed:
+    """The best plan for V1's objective; its total is that objective's.
+
+    No penalty for overload, all jobs count alike, and storage is the only hard limit beside the quota of moved bytes.
+
+    Raises:
+        ValueError: `time_s` is negative.
+    """
+    first = replace(
+        columns,
+        weights=Weights(columns.weights.read, columns.weights.gpu, columns.weights.storage, overload=0.0),
+        weight=np.ones_like(columns.weight),
+        quota_h=np.full_like(columns.quota_h, np.inf),
+        home_threshold=0.0,
+    )
+    return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop)
