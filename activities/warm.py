@@ -22,13 +22,15 @@ from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
+from tetris.climb import load
 
 _GPU = JobRequest("gpu", 2, 1, ("a",), 1000, 1)
 _CPU = JobRequest("cpu", 1, 0, (), 1000, 1)
 
 
 def warm() -> None:
-    """Scans a small queue and bids in a small region: what is free, what takes a victim, and what is refused."""
+    """Scans a small queue, bids in a small region (what is free, what takes a victim, what is refused), and climbs."""
+    load()
     tenants = (TenantState("t", 1, {"a": 1}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000),)

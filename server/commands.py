@@ -85,7 +85,7 @@ def _settings(options: dict[str, Any], **more: Any) -> Settings:
     return load_settings(options.get("config"), {"database": options.get("database"), "temporal": temporal, **more})
 
 
-def _run(work: Callable[[], Any]) -> None:
+def run_command(work: Callable[[], Any]) -> None:
     """Runs a command's work; an error that is meant for the operator is one line and an exit code of its kind."""
     try:
         code = work()
@@ -117,7 +117,7 @@ def up(**options: Any) -> None:
         "database_port": options["database_port"],
         "temporal": {"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
     }
-    _run(lambda: asyncio.run(run_up(_settings(options, **more))))
+    run_command(lambda: asyncio.run(run_up(_settings(options, **more))))
 
 
 @click.command()
@@ -129,7 +129,7 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
     from server.demo.run import run_demo
 
     _log_to_stderr("ERROR")
-    _run(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
+    run_command(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
 
 
 @click.command()
@@ -140,7 +140,7 @@ def init(regions: tuple[str, ...], data_dir: Path | None, **options: Any) -> Non
     """Prepare an existing Postgres: the schema, regions, the first operator's key. May be run again."""
     from server.init import run_init
 
-    _run(lambda: run_init(_settings(options, data_dir=data_dir), regions))
+    run_command(lambda: run_init(_settings(options, data_dir=data_dir), regions))
 
 
 @click.command()
@@ -152,7 +152,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
     from activities.roles import run_worker
 
     _log_to_stderr()
-    _run(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
+    run_command(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
 
 
 @click.command()
@@ -178,7 +178,7 @@ def agent(**options: Any) -> None:
     from server.agents import run_agent
 
     _log_to_stderr()
-    _run(lambda: run_agent(_settings(options), options))
+    run_command(lambda: run_agent(_settings(options), options))
 
 
 @click.command()
@@ -189,7 +189,7 @@ def agents(config: Path, fleet: Path) -> None:
     from server.agents import run_fleet
 
     _log_to_stderr()
-    _run(lambda: run_fleet(load_settings(config), fleet))
+    run_command(lambda: run_fleet(load_settings(config), fleet))
 
 
 @click.command()
@@ -201,7 +201,7 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     from api.serve import serve
 
     _log_to_stderr()
-    _run(lambda: serve(_settings(options, api={"host": host, "port": port})))
+    run_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 
 @click.command()
@@ -210,7 +210,7 @@ def simulate(**options: Any) -> None:
     """Replay a trace, or tomorrow from a snapshot of today, through the scheduler's decisions on a virtual clock."""
     from server.simulating import run_simulate
 
-    _run(lambda: run_simulate(**options))
+    run_command(lambda: run_simulate(**options))
 
 
 @click.group()

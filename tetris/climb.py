@@ -85,12 +85,12 @@ def climb(
     """
     if time_s < 0:
         raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
-    _load()
+    load()
     return _Climb(columns, time_s, seed, listener, stop).run()
 
 
 @cache
-def _load() -> None:
+def load() -> None:
     """Have the compiled code loaded, or compiled, before the clock runs."""
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = tuple(Table(name, 1.0, "a") for name in "st")

@@ -136,15 +136,20 @@ def _references(where: str, names: tuple[str, ...], there: set[str], what: str, 
     return wrong
 
 
-def read_plan(text: str | bytes, instance: Instance) -> dict[str, str]:
-    """The homes of a plan for the instance: table to region.
+def names_of(instance: Instance) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of an instance's tables and regions."""
+    return tuple(t.name for t in instance.tables), tuple(r.name for r in instance.regions)
+
+
+def read_plan(text: str | bytes, table_names: tuple[str, ...], region_names: tuple[str, ...]) -> dict[str, str]:
+    """The homes of a plan for an instance of these names: table to region.
 
     Raises:
         DocumentError: as `read_instance`, or the plan names a table or region that the instance does not have.
     """
     homes = _parse(_Plan, text).homes
-    regions, tables = {r.name for r in instance.regions}, {t.name for t in instance.tables}
-    known_tables, known_regions = _some(t.name for t in instance.tables), _some(r.name for r in instance.regions)
+    regions, tables = set(region_names), set(table_names)
+    known_tables, known_regions = _some(table_names), _some(region_names)
     wrong = [f"homes: {t!r} is no table of the instance; it has {known_tables}" for t in homes if t not in tables]
     wrong += [
         f"homes.{t}: {r!r} is no region of the instance; it has {known_regions}"

@@ -1,18 +1,22 @@
 """An instance and a plan as the compiled loops have them (`tetris.kernels.layout`)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from domain.instance import HIGH_PRIORITY
+from domain.instance import HIGH_PRIORITY, Score, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, State, Work
 from tetris.kernels.moves import apply, settle
-from tetris.kernels.terms import excess, gpu_term, objective, storage_cost
+from tetris.kernels.terms import excess, gpu_term, objective, short_of_home, storage_cost
 from tetris.kernels.weigh import weigh
 
 assert KINDS[ML] == "ml"
+AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,10 @@ class Weighed:
     """The relative excess over all limits."""
     broken: Floats
     """The relative excess over what the start keeps, or as far as it keeps it."""
+
+
+_GIVEN = ("size_bytes", "home", "replica_start", "replica", "job_start", "job_table", "quota_h", "capacity_bytes")
+"""Columns that the compiled loops use as they are."""
 
 
 class Problem:
@@ -74,6 +82,28 @@ class Problem:
         return float(now[layout.READ]), float(gpu_term(self.fixed, self.state)), float(storage)
 
     @property
+    def moved_bytes(self) -> float:
+        """Bytes that the plan copies."""
+        return float(self.state.now[layout.MOVED])
+
+    def score(self) -> Score:
+        """What `tetris.score` says of the plan, within rounding, and as fast as the plan is large."""
+        c, number, now = self.columns, self.fixed.number, self.state.now
+        found = [
+            *_over("storage", c.regions, self.state.stored, c.capacity_bytes),
+            *(
+                violation
+                for app, used, quota in zip(c.apps, self.state.cpu, c.quota_h, strict=True)
+                for violation in _over("cpu_hours", [f"{r}/{app}" for r in c.regions], used, quota)
+            ),
+        ]
+        short = short_of_home(now[layout.HOME_H], number)
+        if short > 0:
+            found.append(Violation("home_threshold", "all", float(short)))
+        found += _over("move_quota", ["all"], now[layout.MOVED :][:1], np.array([c.move_quota_bytes]))
+        return Score(*self.terms, self.total, tuple(found))
+
+    @property
     def excess(self) -> tuple[float, float]:
         """Relative excess over all limits, and over what the start allows: 0 where the plan may be published."""
         lack, broken = excess(self.fixed, self.state)
@@ -95,8 +125,20 @@ class Problem:
         number[layout.WANTED_H] = min(wanted, state.now[layout.HOME_H])
 
 
+def _over(constraint: Any, where: Sequence[str], amount: Floats, limit: Floats) -> list[Violation]:
+    beyond = amount - limit
+    broken = np.flatnonzero(beyond > layout.ROUNDING * np.maximum(amount, limit))
+    return [Violation(constraint, where[int(i)], float(beyond[i])) for i in broken]
+
+
+def _as_compiled(array: AnyArray) -> AnyArray:
+    """The array, or a copy of one that may not be written or is scattered, for which all would be compiled anew."""
+    required: AnyArray = np.require(array, requirements=("C", "W"))
+    return required
+
+
 def _fixed(columns: Columns) -> Fixed:
-    c = columns
+    c = replace(columns, **{name: _as_compiled(getattr(columns, name)) for name in _GIVEN})
     levels = np.unique(c.priority) if len(c.priority) else np.zeros(0, np.int8)
     regions, types, apps = len(c.regions), len(c.gpu_types), len(c.apps)
     keys = types * len(levels)

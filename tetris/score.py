@@ -40,7 +40,7 @@ def score(instance: Instance, homes: Homes) -> Score:
     ]
     if instance.move_quota_bytes is not None:
         violations += _over("move_quota", [("all", moved_bytes(instance, homes), instance.move_quota_bytes)])
-    return Score(read, gpu, storage, total, tuple(violations))
+    return Score(float(read), float(gpu), float(storage), float(total), tuple(violations))
 
 
 def job_region(job: Job, tables: dict[str, Table], home: dict[str, str]) -> str | None:

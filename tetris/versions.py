@@ -20,16 +20,14 @@ def v1(
 ) -> Climbed:
     """The best plan for V1's objective; its total is that objective's.
 
-    No penalty for overload, all jobs count alike, and storage is the only hard limit beside the quota of moved bytes.
+    No penalty for overload, a hard limit for storage and no balance of it, and all jobs count alike.
 
     Raises:
         ValueError: `time_s` is negative.
     """
     first = replace(
         columns,
-        weights=Weights(columns.weights.read, columns.weights.gpu, columns.weights.storage, overload=0.0),
+        weights=Weights(columns.weights.read, columns.weights.gpu, storage=0.0, overload=0.0),
         weight=np.ones_like(columns.weight),
-        quota_h=np.full_like(columns.quota_h, np.inf),
-        home_threshold=0.0,
     )
     return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop)

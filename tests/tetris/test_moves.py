@@ -45,6 +45,10 @@ def agrees(instance: Instance, columns: Columns, problem: Problem) -> None:
     """Total and constraints are the plain reference's."""
     plain = score(instance, columns.plan_of(problem.home))
     assert problem.total == pytest.approx(plain.total, rel=1e-9, abs=1e-9)
+    mine = problem.score()
+    assert (mine.read, mine.gpu, mine.storage) == pytest.approx((plain.read, plain.gpu, plain.storage), abs=1e-9)
+    amounts = [{(v.constraint, v.where): v.by for v in found.violations} for found in (mine, plain)]
+    assert amounts[0] == pytest.approx(amounts[1])
     lack, broken = problem.excess
     assert (lack > 0) == bool(plain.violations)
     assert (broken <= 1e-9) == allowed(instance, plain)

@@ -1,0 +1,164 @@
+"""`mizzen tetris solve` and `score`: read the documents, show how far the search is, write the plan."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from domain.instance import Score
+from infra.errors import ConfigurationError
+from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
+from tetris import documents
+from tetris.climb import Step, climb
+from tetris.columns import Columns, Ints
+from tetris.explain import Move, explain
+from tetris.folders import read_folder, write_folder
+from tetris.generate import generate
+from tetris.problem import Problem
+from tetris.score import score
+from tetris.versions import v1
+
+_CLIMB_S = 10.0
+_MOVES_SHOWN = 8
+
+
+def run_score(instance_path: Path, plan_path: Path) -> int:
+    """`mizzen tetris score`; the exit code.
+
+    Raises:
+        ConfigurationError: a document cannot be used.
+    """
+    if instance_path.is_dir():
+        columns = _read_folder(instance_path)
+        plan = _read(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
+        found = Problem(columns, columns.homes_of(plan)).score()
+    else:
+        instance = _read(instance_path, documents.read_instance)
+        plan = _read(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
+        found = score(instance, plan)
+    click.echo(json.dumps(documents.score_document(found), indent=1))
+    return 0
+
+
+def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
+    """`mizzen tetris generate`; the exit code.
+
+    Raises:
+        ConfigurationError: a number cannot be, or the file cannot be written.
+    """
+    try:
+        columns = generate(tables, regions, seed)
+    except ValueError as error:
+        raise ConfigurationError(f"--{error}") from None
+    if out.suffix == ".json" or str(out) == "-":
+        _write(out, documents.instance_document(columns.to_instance()))
+    else:
+        write_folder(columns, out)
+    return 0
+
+
+def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, out: Path, moves: Path | None) -> int:
+    """`mizzen tetris solve` with its options; the exit code. Ctrl-C ends the search: the best plan so far is written.
+
+    Raises:
+        ConfigurationError: a document or an option cannot be used, or a file cannot be written.
+    """
+    if time_s is not None and time_s < 0:
+        raise ConfigurationError(f"--time-s: {time_s}: must be 0 or more seconds")
+    for path in (out, moves):
+        if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
+            raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
+    columns = _read_folder(instance) if instance.is_dir() else Columns.of(_read(instance, documents.read_instance))
+    err = Console(stderr=True)
+    with interrupts() as interrupted, shown(err) as show:
+        home, proved = _solve(columns, method, time_s, seed, show(method), interrupted)
+        ended = interrupted()
+    homes = columns.plan_of(home)
+    _write(out, documents.plan_document(homes))
+    made = explain(columns, home)
+    first = list(islice(made, _MOVES_SHOWN))
+    if moves is not None:
+        _write(moves, {"version": documents.VERSION, "moves": [asdict(move) for move in chain(first, made)]})
+    for line in _summary(columns, home, first):
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
+    if proved:
+        err.print(proved, highlight=False, markup=False, soft_wrap=True)
+    if ended:
+        err.print("mizzen: interrupted: this is the best plan so far", highlight=False)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _solve(
+    columns: Columns, method: str, time_s: float | None, seed: int, show: Shown, stop: Callable[[], bool]
+) -> tuple[Ints, str]:
+    """The plan, and what is proved of it in a few words."""
+    if method == "v0":
+        return columns.home, ""
+
+    def listen(step: Step) -> None:
+        lacking = f", over limits by {step.lack:.3g}" if step.lack > 0 else ""
+        show(step.part, f"{step.phase}: total {step.total:.6g}{lacking}")
+
+    search = v1 if method == "v1" else climb
+    found = search(columns, time_s=_CLIMB_S if time_s is None else time_s, seed=seed, listener=listen, stop=stop)
+    return found.home, ""
+
+
+def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
+    problem = Problem(columns)
+    before = problem.score()
+    problem.restart(home)
+    after = problem.score()
+    rows = [("", "BEFORE", "AFTER")]
+    rows += [(name, f"{getattr(before, name):.6g}", f"{getattr(after, name):.6g}") for name in Score.__slots__[:4]]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    moved = int((home != columns.home).sum())
+    lines.append(f"{moved:,} of {len(home):,} tables move, {problem.moved_bytes:,.0f} bytes are copied")
+    for move in first:
+        lines.append(f"  {move.table}: {move.source} -> {move.target}, total {move.total:+.4g}{_jobs(move)}")
+    if moved > len(first):
+        lines.append(f"  and {moved - len(first):,} more; `--moves FILE` has all")
+    lines += [f"cannot hold: {v.constraint} {v.where}, by {v.by:.6g}" for v in after.violations]
+    return lines
+
+
+def _jobs(move: Move) -> str:
+    counts = {
+        "gain": len(move.gain_region), "lose": len(move.lose_region), "change": len(move.change_region),
+    }  # fmt: skip
+    said = [f"{count} {word} a region" for word, count in counts.items() if count]
+    return f"; jobs: {', '.join(said)}" if said else ""
+
+
+def _read(path: Path, reader: Callable[[bytes], Any]) -> Any:
+    try:
+        return reader(sys.stdin.buffer.read() if str(path) == "-" else documents.read_file(path))
+    except documents.DocumentError as error:
+        shown_path = "standard input" if str(path) == "-" else path
+        raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
+
+
+def _read_folder(path: Path) -> Columns:
+    try:
+        return read_folder(path)
+    except documents.DocumentError as error:
+        raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None
+
+
+def _write(path: Path, body: Any) -> None:
+    text = json.dumps(body, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,97 @@
+"""Climbing: the best plan of small instances, plans that break nothing, the same plan for the same seed."""
+
+import numpy as np
+import pytest
+
+from domain.instance import Instance, Job, Region, Table, Weights
+from tests.tetris.small import allowed, every_plan, small_instance
+from tetris.climb import Step, climb
+from tetris.columns import Columns
+from tetris.explain import explain
+from tetris.problem import Problem
+from tetris.score import score
+from tetris.versions import v1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_of_all_plans_is_found(seed: int) -> None:
+    """On instances of up to 243 plans, nothing that is allowed has less excess, or as little and a smaller total."""
+    instance = small_instance(seed, 5 if seed % 2 else 7, 3 if seed % 2 else 2, 9)
+    columns = Columns.of(instance)
+    found = climb(columns, time_s=0.3, seed=seed)
+    mine = score(instance, columns.plan_of(found.home))
+    assert allowed(instance, mine)
+    assert mine.total == pytest.approx(found.total, rel=1e-9)
+    problem = Problem(columns)
+    for plan in every_plan(instance):
+        problem.restart(columns.homes_of(plan))
+        lack, broken = problem.excess
+        if broken <= 1e-9:
+            assert (lack, problem.total) >= (found.lack - 1e-8, found.total - 1e-9) or lack > found.lack + 1e-9
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    """Effort is counted, not timed."""
+    columns = Columns.of(small_instance(5, 40, 5, 90))
+    one, two = (climb(columns, time_s=0.2, seed=3) for _ in range(2))
+    assert np.array_equal(one.home, two.home)
+    assert one.looks == two.looks
+
+
+def test_steps_only_improve_and_are_heard() -> None:
+    """Each step that is recorded has less excess or a smaller total than the one before."""
+    heard: list[Step] = []
+    found = climb(Columns.of(small_instance(8, 60, 4, 120)), time_s=0.3, listener=heard.append)
+    assert len(found.steps) > 2
+    assert heard[-1].total <= heard[0].total or heard[-1].lack < heard[0].lack
+    order = [(round(step.lack, 9), step.total) for step in found.steps]
+    assert order == sorted(order, reverse=True)
+
+
+def test_it_ends_where_it_is_told_to() -> None:
+    """A search that is stopped returns the best plan so far."""
+    columns = Columns.of(small_instance(8, 60, 4, 120))
+    assert np.array_equal(climb(columns, time_s=60.0, stop=lambda: True).home, columns.home)
+    with pytest.raises(ValueError, match="time_s: -1"):
+        climb(columns, time_s=-1)
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        Instance((Region("r", 1.0),), (), ()),
+        Instance((Region("r", 1.0), Region("s", 1.0)), (), (Job("j", "ml", (), 1),)),
+        Instance((Region("r", 0.0), Region("s", 0.0)), (Table("t", 0.0, "r"),), (Job("j", "spark", ("t",), 1),)),
+    ],
+)
+def test_instances_of_almost_nothing(instance: Instance) -> None:
+    """No tables, no bytes, a single region: nothing to find, and nothing that fails."""
+    found = climb(Columns.of(instance), time_s=0.05)
+    assert found.total == score(instance, {}).total
+
+
+def test_moves_add_up() -> None:
+    """The moves of a plan, one after the other, lead from the start's terms to the plan's, and name their jobs."""
+    instance = small_instance(11, 12, 4, 25)
+    columns = Columns.of(instance)
+    found = climb(columns, time_s=0.2)
+    moves = list(explain(columns, found.home))
+    before, after = score(instance, {}), score(instance, columns.plan_of(found.home))
+    assert {m.table: m.target for m in moves} == columns.plan_of(found.home)
+    for term in ("read", "gpu", "storage", "total"):
+        change = getattr(after, term) - getattr(before, term)
+        assert sum(getattr(m, term) for m in moves) == pytest.approx(change, abs=1e-9)
+    gained = sum(len(m.gain_region) - len(m.lose_region) for m in moves)
+    regions = [np.count_nonzero(Problem(columns, home).state.region >= 0) for home in (columns.home, found.home)]
+    assert gained == regions[1] - regions[0]
+
+
+def test_v1_looks_at_neither_overload_nor_priority() -> None:
+    """V1 takes shares alone into account, and colocates as many jobs as it can; V2 what is important and overloaded."""
+    regions = (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"a": 30.0}))
+    tables = (*(Table(f"t{i}", 1.0, "r") for i in range(4)), Table("x", 1.0, "s"))
+    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 3, gpu_type="a", gpu_hours=10.0) for i in range(4))
+    start = Instance(regions, tables, jobs, weights=Weights(by_priority={3: 0.0}, storage=1000.0))
+    first, second = (search(Columns.of(start), time_s=0.2).home for search in (v1, climb))
+    assert np.bincount(first[:4], minlength=2).tolist() == [1, 3]
+    assert sorted(np.bincount(second, minlength=2).tolist()) == [2, 3]

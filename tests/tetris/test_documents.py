@@ -1,0 +1,80 @@
+"""Instances and plans as JSON: what is written is read again, and what is wrong is named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.tetris.small import small_instance
+from tetris import documents
+
+
+def body() -> dict[str, Any]:
+    """A small valid instance."""
+    return {
+        "version": 1,
+        "regions": [{"name": "r1", "storage_bytes": 10, "gpu_hours": {"a": 1}}, {"name": "r2", "storage_bytes": 10}],
+        "tables": [{"name": "t1", "size_bytes": 1, "home": "r1", "replicas": ["r2"]}],
+        "jobs": [{"name": "j1", "kind": "ml", "tables": ["t1"], "priority": 2}],
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_round_trip(seed: int) -> None:
+    """An instance that is written is the same when it is read."""
+    instance = small_instance(seed)
+    assert documents.read_instance(json.dumps(documents.instance_document(instance))) == instance
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("version",), 2, "version: 2: this program reads version 1"),
+        (("regions",), [], "regions: []"),
+        (("regions", 0, "storage_bytes"), -1, "regions.0.storage_bytes: -1"),
+        (("regions", 0, "gpu_hours"), {"a": "x"}, "regions.0.gpu_hours.a: 'x'"),
+        (("regions", 1, "name"), "r1", "regions.1.name: 'r1' is there twice"),
+        (("tables", 0, "size_bytes"), float("inf"), "tables.0.size_bytes: inf"),
+        (("tables", 0, "home"), "r3", "tables.0.home: 'r3' is no region of the instance; it has r1, r2"),
+        (("tables", 0, "replicas"), ["r1"], "tables.0.replicas: 'r1' is the table's home"),
+        (("tables", 0, "replicas"), ["r2", "r2"], "tables.0.replicas: 'r2' is there twice"),
+        (("jobs", 0, "kind"), "flink", "jobs.0.kind: 'flink'"),
+        (("jobs", 0, "priority"), 8, "jobs.0.priority: 8"),
+        (("jobs", 0, "tables"), ["t2"], "jobs.0.tables: 't2' is no table of the instance; it has t1"),
+        (("jobs", 0, "gpus"), 1, "jobs.0.gpus: 1"),
+        (("weights",), {"by_priority": {"9": 1}}, "weights.by_priority.9"),
+        (("home_threshold",), 1.5, "home_threshold: 1.5"),
+        (("move_quota_bytes",), -1, "move_quota_bytes: -1"),
+    ],
+)
+def test_errors_name_the_field(path: tuple[Any, ...], value: Any, said: str) -> None:
+    """An instance that cannot be used is refused with the field, the value and what would be right."""
+    given = body()
+    at: Any = given
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(documents.DocumentError) as refused:
+        documents.read_instance(json.dumps(given))
+    assert said in str(refused.value)
+
+
+def test_what_is_missing_is_named() -> None:
+    """A field that is not there is named."""
+    given = body()
+    del given["tables"][0]["home"]
+    with pytest.raises(documents.DocumentError, match=r"tables\.0\.home: Field required"):
+        documents.read_instance(json.dumps(given))
+    with pytest.raises(documents.DocumentError, match="not JSON"):
+        documents.read_instance("{")
+
+
+def test_a_plan_names_what_is_there() -> None:
+    """A plan's tables and regions are the instance's."""
+    names = documents.names_of(documents.read_instance(json.dumps(body())))
+    written = json.dumps(documents.plan_document({"t1": "r2"}))
+    assert documents.read_plan(written, *names) == {"t1": "r2"}
+    with pytest.raises(documents.DocumentError, match="homes: 't9' is no table of the instance; it has t1"):
+        documents.read_plan('{"version": 1, "homes": {"t9": "r1"}}', *names)
+    with pytest.raises(documents.DocumentError, match=r"homes\.t1: 'r9' is no region of the instance; it has r1, r2"):
+        documents.read_plan('{"version": 1, "homes": {"t1": "r9"}}', *names)

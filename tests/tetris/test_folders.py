@@ -1,0 +1,65 @@
+"""Large instances as Parquet: the same columns again, and what is wrong is named with its file, column and row."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.tetris.small import small_instance
+from tetris.columns import Columns
+from tetris.documents import DocumentError
+from tetris.folders import read_folder, write_folder
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_round_trip(seed: int, tmp_path: Path) -> None:
+    """What is written is read again, in every column."""
+    columns = Columns.of(small_instance(seed, 9, 4, 12))
+    write_folder(columns, tmp_path / "x")
+    again = read_folder(tmp_path / "x")
+    for field in fields(Columns):
+        assert np.array_equal(getattr(again, field.name), getattr(columns, field.name)), field.name
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "values", "said"),
+    [
+        ("tables", "home", ["r0", "r9", "r0"], "tables.home: row 1: 'r9': must be one of r0, r1"),
+        ("tables", "name", ["a", "b", "a"], "tables.name: 'a' is there twice"),
+        ("tables", "size_bytes", [1.0, 2.0, -3.0], "tables.size_bytes: row 2: -3.0: must be at least 0"),
+        ("tables", "size_bytes", [1.0, None, 2.0], "column size_bytes, row 1: null"),
+        ("tables", "size_bytes", ["a", "b", "c"], "column size_bytes is string: it must be double"),
+        ("tables", "replicas", [["r9"], [], []], "tables.replicas: row 0: 'r9'"),
+        ("jobs", "kind", ["ml", "ml", "flink"], "jobs.kind: row 2: 'flink': must be one of ml, spark, presto"),
+        ("jobs", "priority", [1, 0, 1], "jobs.priority: row 1: 0: must be at least 1 and at most 7"),
+        ("job_tables", "table", [0, 3, 1], "job_tables.table: row 1: 3: must be at least 0 and at most 2"),
+        ("job_tables", "job", None, "column job is missing"),
+    ],
+)
+def test_errors_name_file_column_and_row(
+    tmp_path: Path, file: str, column: str, values: list[object] | None, said: str
+) -> None:
+    """A folder that cannot be used is refused with what is wrong where."""
+    columns = Columns.of(small_instance(1, 3, 2, 3))
+    write_folder(columns, tmp_path)
+    path = tmp_path / f"{file}.parquet"
+    table = pq.read_table(path)
+    if file == "job_tables":
+        table = pa.table({"job": [0, 1, 2], "table": [0, 1, 2]})
+    at = table.column_names.index(column)
+    pq.write_table(table.remove_column(at) if values is None else table.set_column(at, column, [values]), path)
+    with pytest.raises(DocumentError) as refused:
+        read_folder(tmp_path)
+    assert said in str(refused.value)
+
+
+def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
+    """What is missing is named."""
+    with pytest.raises(DocumentError, match=r"instance\.json"):
+        read_folder(tmp_path)
+    (tmp_path / "instance.json").write_text('{"version": 1}')
+    with pytest.raises(DocumentError, match=r"regions\.parquet: cannot be read"):
+        read_folder(tmp_path)

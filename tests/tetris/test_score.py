@@ -1,0 +1,96 @@
+"""The plain score, by hand: each expression on instances that are small enough to be worked out on paper."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from domain.instance import Instance, Job, Region, Table, Violation, Weights
+from tetris.score import job_region, score
+
+TWO = (Region("r1", 100.0, {"a": 30.0}), Region("r2", 300.0, {"a": 10.0}))
+
+
+def instance(*jobs: Job, **more: object) -> Instance:
+    """Two regions, two tables of 25 and 75 bytes in the first and the second."""
+    tables = (Table("t1", 25.0, "r1"), Table("t2", 75.0, "r2"))
+    return Instance(TWO, tables, jobs, **more)  # type: ignore[arg-type]
+
+
+def test_read_counts_what_is_not_at_home() -> None:
+    """A job without a region reads all its tables from afar, another those whose home is elsewhere; by weight."""
+    apart = Job("j", "ml", ("t1", "t2"), 3, weight=2.0)
+    assert score(instance(apart), {}).read == 2.0
+    assert score(instance(apart), {"t1": "r2"}).read == 0.0
+    most = Job("k", "spark", ("t1", "t2"), 3)
+    assert score(instance(most), {}).read == 0.25
+    assert score(instance(Job("n", "presto", (), 3)), {}).read == 0.0
+
+
+def test_gpu_compares_shares_and_adds_overload() -> None:
+    """Demand's share less supply's, squared, and the sigmoid of what is over the supply, by the level's weight."""
+    job = Job("j", "ml", ("t2",), 1, gpu_type="a", gpu_hours=20.0)
+    weights = Weights(by_priority={1: 3.0})
+    apart = (0 - 0.75) ** 2 + (1 - 0.25) ** 2
+    overload = 4 * (1 / (1 + math.exp(-10 / 20)) - 0.5)
+    assert score(instance(job, weights=weights), {}).gpu == pytest.approx(3 * (apart + overload))
+
+
+def test_any_demand_overloads_where_no_supply_is() -> None:
+    """With no supply anywhere the sigmoid is 1 for any demand, and shares of nothing are zero."""
+    job = Job("j", "ml", ("t2",), 1, gpu_type="b", gpu_hours=1e-6)
+    idle = score(instance(Job("j", "ml", ("t2",), 1)), {}).gpu
+    assert score(instance(job), {}).gpu == pytest.approx(idle + 1.0 + 4 * 0.5)
+
+
+def test_storage_compares_shares() -> None:
+    """A region's share of the bytes less its share of the capacity, squared; zero where there are none."""
+    assert score(instance(), {}).storage == pytest.approx(0.0)
+    assert score(instance(), {"t1": "r2"}).storage == pytest.approx(0.25**2 * 2)
+    assert score(Instance((Region("r", 0.0),), (), ()), {}).total == 0.0
+
+
+def test_a_replica_is_used_up() -> None:
+    """A move to a replica copies nothing, and the table is in one place less."""
+    start = replace(instance(), tables=(Table("t1", 25.0, "r1", ("r2",)),), move_quota_bytes=0.0)
+    assert score(start, {"t1": "r2"}).violations == ()
+    assert score(start, {}).storage == pytest.approx(0.25**2 * 2)
+    assert score(start, {"t1": "r2"}).storage == pytest.approx(0.25**2 * 2)
+    without = replace(start, tables=(Table("t1", 25.0, "r1"),))
+    assert score(without, {"t1": "r2"}).violations == (Violation("move_quota", "all", 25.0),)
+
+
+def test_where_a_job_runs() -> None:
+    """ML where all its tables are; others where most are, then most bytes, then the first name."""
+    tables = {t.name: t for t in (Table("a", 1.0, ""), Table("b", 2.0, ""), Table("c", 1.0, ""))}
+    home = {"a": "x", "b": "y", "c": "x"}
+    assert job_region(Job("j", "ml", ("a", "c"), 1), tables, home) == "x"
+    assert job_region(Job("j", "ml", ("a", "b"), 1), tables, home) is None
+    assert job_region(Job("j", "spark", ("a", "b", "c"), 1), tables, home) == "x"
+    assert job_region(Job("j", "spark", ("a", "b"), 1), tables, home) == "y"
+    assert job_region(Job("j", "presto", ("a", "c"), 1), tables, {"a": "y", "c": "x"}) == "x"
+
+
+def test_constraints_say_where_and_by_how_much() -> None:
+    """Storage, an app's quota, and training away from home are told with what is over or missing."""
+    regions = (Region("r1", 50.0, {"a": 30.0}, {"spark": 10.0}), Region("r2", 300.0))
+    jobs = (
+        Job("j", "ml", ("t1",), 1, gpu_type="a", gpu_hours=10.0),
+        Job("k", "ml", (), 2, gpu_type="a", gpu_hours=10.0),
+        Job("s", "spark", ("t2",), 5, app="spark", cpu_hours=12.0),
+    )
+    given = replace(instance(*jobs), regions=regions)
+    assert score(given, {}).violations == ()
+    assert score(given, {"t1": "r2", "t2": "r1"}).violations == (
+        Violation("storage", "r1", 25.0),
+        Violation("cpu_hours", "r1/spark", 2.0),
+        Violation("home_threshold", "all", 0.5),
+    )
+
+
+def test_a_plan_of_something_else_is_refused() -> None:
+    """A plan may name only what the instance has."""
+    with pytest.raises(ValueError, match="no table 'x'"):
+        score(instance(), {"x": "r1"})
+    with pytest.raises(ValueError, match=r"homes\.t1: the instance has no region 'x'"):
+        score(instance(), {"t1": "x"})

@@ -1,0 +1,215 @@
+"""Large instances as a folder of Parquet files, read into columns without an object for each row.
+
+`instance.json` has what is no region, table or job; `regions`, `tables` and `jobs` have a Parquet file each, and
+`job_tables.parquet` has their row numbers. `docs/tetris-instances.md` documents each column.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from domain.instance import Instance
+from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from tetris.columns import KINDS, NONE, Columns, Floats, Ints, Longs
+from tetris.documents import DocumentError, check_names, instance_document, read_instance
+
+_HOURS = pa.map_(pa.string(), pa.float64())
+_SCHEMAS = {
+    "regions": {"name": pa.string(), "storage_bytes": pa.float64(), "gpu_hours": _HOURS, "cpu_hours": _HOURS},
+    "tables": {
+        "name": pa.string(), "size_bytes": pa.float64(), "home": pa.string(), "replicas": pa.list_(pa.string()),
+    },
+    "jobs": {
+        "name": pa.string(), "kind": pa.string(), "app": pa.string(), "gpu_type": pa.string(),
+        "gpu_hours": pa.float64(), "cpu_hours": pa.float64(), "priority": pa.int64(), "weight": pa.float64(),
+    },
+    "job_tables": {"job": pa.int64(), "table": pa.int64()},
+}  # fmt: skip
+_MAY_BE_NULL = {"app", "gpu_type"}
+
+
+def write_folder(columns: Columns, folder: Path) -> None:
+    """Write an instance; the folder is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    quota = None if np.isinf(columns.move_quota_bytes) else columns.move_quota_bytes
+    head = instance_document(Instance((), (), (), columns.weights, columns.home_threshold, quota))
+    (folder / "instance.json").write_text(
+        json.dumps({k: v for k, v in head.items() if k not in ("regions", "tables", "jobs")}, indent=1) + "\n"
+    )
+    regions = np.array(columns.regions, dtype=object)
+    _write(folder, "regions", [
+        columns.regions, columns.capacity_bytes, _maps(columns.gpu_types, columns.supply_h),
+        _maps(columns.apps, columns.quota_h),
+    ])  # fmt: skip
+    replicas = pa.ListArray.from_arrays(
+        pa.array(columns.replica_start, pa.int32()), pa.array(regions[columns.replica], pa.string())
+    )
+    _write(folder, "tables", [columns.table_names, columns.size_bytes, regions[columns.home], replicas])
+    _write(folder, "jobs", [
+        columns.job_names, np.array(KINDS, object)[columns.kind], _named(columns.apps, columns.app),
+        _named(columns.gpu_types, columns.gpu_type), columns.gpu_h, columns.cpu_h, columns.priority.astype(np.int64),
+        columns.weight,
+    ])  # fmt: skip
+    job = np.repeat(np.arange(len(columns.kind)), np.diff(columns.job_start))
+    _write(folder, "job_tables", [job, columns.job_table.astype(np.int64)])
+
+
+def read_folder(folder: Path) -> Columns:
+    """The instance of a folder.
+
+    Raises:
+        DocumentError: a file or a column is missing or of another type, a value is out of range, or a name is there
+            twice or names nothing; the file, the column and the row are named.
+    """
+    try:
+        head = json.loads((folder / "instance.json").read_bytes())
+    except OSError as error:
+        raise DocumentError(f"{folder / 'instance.json'}: {error.strerror}") from None
+    except ValueError as error:
+        raise DocumentError(f"{folder / 'instance.json'}: not JSON: {error}") from None
+    given = _read(folder, "regions")
+    rows = zip(*(given[name].to_pylist() for name in _SCHEMAS["regions"]), strict=True)
+    body = [
+        {"name": n, "storage_bytes": s, "gpu_hours": dict(g or ()), "cpu_hours": dict(c or ())} for n, s, g, c in rows
+    ]
+    empty = read_instance(json.dumps({**head, "regions": body, "tables": [], "jobs": []}))
+    instance = Instance(empty.regions, (), (), empty.weights, empty.home_threshold, empty.move_quota_bytes)
+    if wrong := check_names(instance):
+        raise DocumentError("\n".join(wrong))
+    return _columns(folder, instance)
+
+
+def _columns(folder: Path, instance: Instance) -> Columns:
+    tables, jobs, edges = (_read(folder, name) for name in ("tables", "jobs", "job_tables"))
+    base = Columns.of(instance)
+    _unique("tables", tables["name"])
+    _unique("jobs", jobs["name"])
+    replica_rows = np.asarray(pc.list_parent_indices(tables["replicas"]), np.int64)
+    replica_start = np.searchsorted(replica_rows, np.arange(len(tables) + 1)).astype(np.int64)
+    home = _numbers("tables", "home", tables["home"], base.regions)
+    replica = _numbers("tables", "replicas", pc.list_flatten(tables["replicas"]), base.regions)
+    at_home = np.flatnonzero(replica == home[replica_rows])
+    if len(at_home):
+        raise DocumentError(f"tables.replicas: row {replica_rows[at_home[0]]}: it names the table's home")
+    gpu_types = tuple(sorted({*base.gpu_types, *(g for g in pc.unique(jobs["gpu_type"]).to_pylist() if g is not None)}))
+    supply = np.zeros((len(gpu_types), len(base.regions)))
+    for row, name in enumerate(base.gpu_types):
+        supply[gpu_types.index(name)] = base.supply_h[row]
+    job, table = (np.asarray(edges[name]) for name in ("job", "table"))
+    job_start, job_table = _edges(job, table, len(jobs), len(tables))
+    priority = np.asarray(jobs["priority"])
+    _within("jobs", "priority", priority, HIGHEST_LEVEL, LOWEST_LEVEL)
+    return Columns(
+        regions=base.regions,
+        table_names=tuple(tables["name"].to_pylist()),
+        job_names=tuple(jobs["name"].to_pylist()),
+        gpu_types=gpu_types,
+        apps=base.apps,
+        capacity_bytes=base.capacity_bytes,
+        supply_h=supply,
+        quota_h=base.quota_h,
+        size_bytes=_amount("tables", "size_bytes", tables),
+        home=home,
+        replica_start=replica_start,
+        replica=replica,
+        kind=_numbers("jobs", "kind", jobs["kind"], KINDS).astype(np.int8),
+        app=_numbers("jobs", "app", jobs["app"], base.apps, others=True),
+        gpu_type=_numbers("jobs", "gpu_type", jobs["gpu_type"], gpu_types),
+        priority=priority.astype(np.int8),
+        gpu_h=_amount("jobs", "gpu_hours", jobs),
+        cpu_h=_amount("jobs", "cpu_hours", jobs),
+        weight=_amount("jobs", "weight", jobs),
+        job_start=job_start,
+        job_table=job_table,
+        weights=instance.weights,
+        home_threshold=instance.home_threshold,
+        move_quota_bytes=base.move_quota_bytes,
+    )
+
+
+def _edges(job: Any, table: Any, jobs: int, tables: int) -> tuple[Longs, Ints]:
+    _within("job_tables", "job", job, 0, jobs - 1)
+    _within("job_tables", "table", table, 0, tables - 1)
+    order = np.argsort(job, kind="stable")
+    job, table = job[order], table[order]
+    pairs = np.sort(job * max(tables, 1) + table)
+    twice = np.flatnonzero(pairs[1:] == pairs[:-1])
+    if len(twice):
+        pair = divmod(int(pairs[twice[0]]), tables)
+        raise DocumentError(f"job_tables: job {pair[0]}, table {pair[1]} is there twice: a table is named once")
+    return np.searchsorted(job, np.arange(jobs + 1)).astype(np.int64), table.astype(np.int32)
+
+
+def _write(folder: Path, name: str, values: list[Any]) -> None:
+    schema = _SCHEMAS[name]
+    arrays = [
+        v if isinstance(v, pa.Array) else pa.array(v, kind) for v, kind in zip(values, schema.values(), strict=True)
+    ]
+    pq.write_table(pa.table(arrays, names=list(schema)), folder / f"{name}.parquet")
+
+
+def _read(folder: Path, name: str) -> pa.Table:
+    path = folder / f"{name}.parquet"
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DocumentError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    out = []
+    for column, kind in _SCHEMAS[name].items():
+        if column not in table.column_names:
+            raise DocumentError(f"{path}: column {column} is missing: it has {', '.join(table.column_names)}")
+        try:
+            values = table[column].cast(kind).combine_chunks()
+        except pa.ArrowException:
+            raise DocumentError(f"{path}: column {column} is {table[column].type}: it must be {kind}") from None
+        if column not in _MAY_BE_NULL and values.null_count:
+            row = int(np.flatnonzero(np.asarray(values.is_null()))[0])
+            raise DocumentError(f"{path}: column {column}, row {row}: null: it must have a value")
+        out.append(values)
+    return pa.table(out, names=list(_SCHEMAS[name]))
+
+
+def _numbers(file: str, column: str, values: Any, names: tuple[str, ...], *, others: bool = False) -> Ints:
+    """Names as their numbers, NONE for null; with `others` also for a name that is none of them."""
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    found = pc.index_in(values, pa.array(names, pa.string()))
+    unknown = np.asarray(pc.and_(found.is_null(), values.is_valid()))
+    if unknown.any() and not others:
+        row = int(np.flatnonzero(unknown)[0])
+        raise DocumentError(f"{file}.{column}: row {row}: {values[row].as_py()!r}: must be one of {', '.join(names)}")
+    return np.asarray(found.fill_null(NONE), np.int32)
+
+
+def _amount(file: str, column: str, table: pa.Table) -> Floats:
+    values = np.array(table[column], np.float64)
+    _within(file, column, values, 0.0, np.finfo(np.float64).max)
+    return values
+
+
+def _within(file: str, column: str, values: Any, least: float, most: float) -> None:
+    wrong = np.flatnonzero(~((values >= least) & (values <= most)))
+    if len(wrong):
+        upper = f" and at most {most:g}" if most < 1e300 else ""
+        raise DocumentError(f"{file}.{column}: row {wrong[0]}: {values[wrong[0]]}: must be at least {least:g}{upper}")
+
+
+def _unique(file: str, names: Any) -> None:
+    if len(pc.unique(names)) < len(names):
+        counted = pc.value_counts(names)
+        twice = counted.field("values")[int(np.argmax(np.asarray(counted.field("counts"))))].as_py()
+        raise DocumentError(f"{file}.name: {twice!r} is there twice: names are unique")
+
+
+def _maps(names: tuple[str, ...], hours: Floats) -> Any:
+    """[R] maps of those that are finite."""
+    rows = [[(n, float(h)) for n, h in zip(names, column, strict=True) if np.isfinite(h)] for column in hours.T]
+    return pa.array(rows or [[]] * hours.shape[1], _HOURS)
+
+
+def _named(names: tuple[str, ...], numbers: Ints) -> Any:
+    return pa.array(np.array([*names, None], object)[numbers], pa.string())
