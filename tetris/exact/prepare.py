@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy.typing as npt
 
 from domain.instance import HIGH_PRIORITY
 from tetris.columns import ML, NONE, Columns, Floats, Longs
-from tetris.excess import ROUNDING, Amounts, Scales
 from tetris.exact.kernels.layout import HOME_H, N_NOW, N_NUMBERS, Fixed, Levels, Tree
+from tetris.excess import ROUNDING, Amounts, Scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,11 @@ def groups_of(columns: Columns, keys: Keys) -> list[Group]:
     ]
 
 
-def fixed_of(columns: Columns, limit: Amounts, allowed: Amounts, scale: Scales) -> Fixed:
+def fixed_of(
+    columns: Columns, keys: Keys, groups: Sequence[Group], limit: Amounts, allowed: Amounts, scale: Scales
+) -> Fixed:
     """The instance for the loops."""
     c = columns
-    keys = keys_of(c)
-    groups = groups_of(c, keys)
     regions = len(c.regions)
     replicas = np.zeros(len(c.home), np.int64)
     replica_of = np.repeat(np.arange(len(c.home)), np.diff(c.replica_start))
@@ -106,14 +107,19 @@ def fixed_of(columns: Columns, limit: Amounts, allowed: Amounts, scale: Scales) 
             whole[channel] += amount
     whole[len(keys.supply)] = base.sum() + c.size_bytes.sum()
     at_home = (keys.supply > 0) @ (1 << np.arange(regions, dtype=np.int64))
-    all_h = scale.home_h
+    groups_of_table: list[list[int]] = [[] for _ in c.home]
+    for index, group in enumerate(groups):
+        for table in group.tables:
+            groups_of_table[table].append(index)
     return Fixed(
-        size=c.size_bytes,
+        size=c.size_bytes.copy(),
         start=c.home.astype(np.int64),
         replicas=replicas,
-        twin=_twins(c, replicas, groups),
-        **_lists("table", [[i for i, g in enumerate(groups) if t in g.tables] for t in range(len(c.home))], "group"),
-        **_lists("group", [g.tables for g in groups], "table"),
+        twin=_twins(c, replicas, [[groups[g] for g in found] for found in groups_of_table]),
+        table_start=_starts([len(found) for found in groups_of_table]),
+        table_group=_flat(groups_of_table),
+        group_start=_starts([len(g.tables) for g in groups]),
+        group_table=_flat([g.tables for g in groups]),
         is_ml=np.array([g.is_ml for g in groups], np.bool_),
         per_byte=np.array([g.per_byte for g in groups], np.float64),
         amount_start=_starts([len(g.hours) for g in groups]),
@@ -130,15 +136,22 @@ def fixed_of(columns: Columns, limit: Amounts, allowed: Amounts, scale: Scales) 
         limit=np.vstack((limit.storage_bytes, limit.cpu_h)),
         allowed=np.vstack((allowed.storage_bytes, allowed.cpu_h)),
         scale=np.append(scale.storage_bytes, scale.cpu_h),
-        wanted_h=limit.home_h - ROUNDING * all_h,
+        wanted_h=limit.home_h - ROUNDING * scale.home_h,
         move_quota=limit.moved_bytes * (1 + ROUNDING),
     )
+
+
+def cells_of(columns: Columns, keys: Keys, groups: Sequence[Group]) -> int:
+    """How many numbers `levels_of` needs for all tables."""
+    regions, channels = len(columns.regions), len(keys.supply) + 1 + len(columns.apps)
+    return (len(columns.home) + 1) * (2 * channels * (regions + 3) + 3 * len(groups) + N_NOW)
 
 
 def levels_of(fixed: Fixed, depth: int) -> Levels:
     """Room for levels 0..depth; level 0 has no decision."""
     keys, regions = fixed.supply.shape
     channels, groups, tables = len(fixed.whole), len(fixed.is_ml), len(fixed.size)
+    some = max(1, groups)
     float_shapes = {
         "low": (channels, regions),
         "high": (channels, regions),
@@ -146,10 +159,10 @@ def levels_of(fixed: Fixed, depth: int) -> Levels:
         "may": (channels,),
         "cost": (keys + 1,),
         "lack": (channels - keys,),
-        "read": (groups,),
+        "read": (some,),
         "now": (N_NOW,),
     }
-    int_shapes = {"alive": (channels,), "open": (channels,), "mask": (groups,), "settled": (groups,)}
+    int_shapes = {"alive": (channels,), "open": (channels,), "mask": (some,), "settled": (some,)}
     floats, float_views = _views(np.dtype(np.float64), depth + 1, float_shapes)
     ints, int_views = _views(np.dtype(np.int64), depth + 1, int_shapes)
     levels = Levels(floats=floats, ints=ints, **float_views, **int_views)
@@ -188,7 +201,7 @@ def tree_of(fixed: Fixed, depth: int) -> Tree:
         table=np.zeros(depth + 1, np.int64),
         child=np.zeros((depth + 1, regions), np.int64),
         bound=np.zeros((depth + 1, regions)),
-        count=np.full(depth + 1, NONE, np.int64),
+        children=np.full(depth + 1, NONE, np.int64),
         next=np.zeros(depth + 1, np.int64),
         tried=np.zeros(regions),
         room=np.zeros((2, regions)),
@@ -201,42 +214,47 @@ def tree_of(fixed: Fixed, depth: int) -> Tree:
 def _views(
     kind: np.dtype[Any], depth: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-    """One array of `depth` rows, and views of its columns by name and shape."""
-    whole = np.zeros((depth, sum(math.prod(shape) for shape in shapes.values())), kind)
+    """One array of `depth` rows and one more, and views of its columns by name and shape.
+
+    Neither a view that is empty nor one of a single row: the loops are compiled for views with gaps between rows.
+    """
+    whole = np.zeros((depth + 1, 1 + sum(math.prod(shape) for shape in shapes.values())), kind)
     views, at = {}, 0
     for name, shape in shapes.items():
         columns = whole[:, at : at + math.prod(shape)]
         views[name] = np.lib.stride_tricks.as_strided(
-            columns, (depth, *shape), (columns.strides[0], *np.empty(shape, kind).strides)
+            columns, (depth + 1, *shape), (columns.strides[0], *np.empty(shape, kind).strides)
         )
         at += math.prod(shape)
     return whole, views
 
 
-def _twins(columns: Columns, replicas: Longs, groups: Sequence[Group]) -> Longs:
-    """[T, 2] neighbours among tables that can be exchanged: the same size, home, replicas, and the same to all jobs."""
+def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]]) -> Longs:
+    """[T, 2] neighbours among tables that can be exchanged: the same size, home, replicas, and the same to all jobs.
+
+    `groups` are those of each table.
+    """
     c = columns
-    groups_by_table: dict[int, list[Group]] = defaultdict(list)
-    for group in groups:
-        for table in group.tables:
-            groups_by_table[table].append(group)
-    alike: dict[tuple[float, int, int, int], list[list[int]]] = defaultdict(list)
-    for t in range(len(c.home)):
-        classes = alike[float(c.size_bytes[t]), int(c.home[t]), int(replicas[t]), len(groups_by_table[t])]
+    alike: dict[object, list[list[int]]] = defaultdict(list)
+    for t, found in enumerate(groups):
+        jobs = tuple(sorted((g.is_ml, len(g.tables), g.per_byte, g.hours) for g in found))
+        classes = alike[float(c.size_bytes[t]), int(c.home[t]), int(replicas[t]), jobs]
         for members in classes:
-            if _exchangeable(groups_by_table, members[0], t):
+            if _exchangeable(groups, members[0], t):
                 members.append(t)
                 break
         else:
             classes.append([t])
     twin = np.full((len(c.home), 2), NONE, np.int64)
     for members in (m for classes in alike.values() for m in classes):
-        for before, after in zip(members, members[1:], strict=False):
+        for before, after in pairwise(members):
             twin[before, 1], twin[after, 0] = after, before
     return twin
 
 
-def _exchangeable(groups: dict[int, list[Group]], one: int, other: int) -> bool:
+def _exchangeable(groups: Sequence[Sequence[Group]], one: int, other: int) -> bool:
+    """Whether the jobs are the same with the two tables exchanged (they tell neither from the other by size)."""
+
     def seen(table: int) -> list[tuple[bool, list[int], float, tuple[tuple[int, float], ...]]]:
         swap = {one: NONE, other: NONE}
         return sorted((g.is_ml, sorted(swap.get(t, t) for t in g.tables), g.per_byte, g.hours) for g in groups[table])
@@ -247,13 +265,13 @@ def _exchangeable(groups: dict[int, list[Group]], one: int, other: int) -> bool:
 def _shares(amount: Floats) -> Floats:
     """Each row by its sum; zeros where that is zero."""
     whole = amount.sum(axis=1, keepdims=True)
-    return np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
+    shares: Floats = np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
+    return shares
 
 
 def _starts(lengths: Sequence[int]) -> Longs:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64)
 
 
-def _lists(name: str, lists: Sequence[Sequence[int]], of: str) -> dict[str, Longs]:
-    flat = np.array([entry for entries in lists for entry in entries], np.int64)
-    return {f"{name}_start": _starts([len(entries) for entries in lists]), f"{name}_{of}": flat}
+def _flat(lists: Sequence[Sequence[int]]) -> Longs:
+    return np.array([entry for entries in lists for entry in entries], np.int64)

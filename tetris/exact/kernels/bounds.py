@@ -6,13 +6,13 @@ Every bound is the term itself once nothing is open.
 import math
 
 from domain.compiled import compiled
-from tetris.exact.kernels.layout import ROUNDING
+from tetris.exact.kernels.layout import F8, ROUNDING
 
 _STEPS = 12
 
 
 @compiled
-def strain(over, mean):  # type: ignore[no-untyped-def]
+def strain(over: float, mean: float) -> float:
     """sigmoid(over / mean) - 1/2 for hours over the supply, and 1/2 where there is no supply."""
     if over <= 0.0:
         return 0.0
@@ -22,8 +22,10 @@ def strain(over, mean):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def apart_bound(low, high, share, sure, may, slack, is_empty, is_settled):  # type: ignore[no-untyped-def]
-    """The least sum over regions of (D_r / D - s_r)^2, where D is between `sure` and `may`, D_r between `low` and `high`.
+def apart_bound(
+    low: F8, high: F8, share: F8, sure: float, may: float, slack: float, is_empty: bool, is_settled: bool
+) -> float:
+    """The least sum over regions of (D_r / D - s_r)^2, where D is in `sure`..`may`, and D_r in `low`..`high`.
 
     The shares q_r = D_r / D add up to 1 and lie between low_r / (the most D) and high_r / (the least D). The dual of
     that projection is maximised by one multiplier; each of its values is a lower bound, so that it may stop early.
@@ -74,7 +76,7 @@ def apart_bound(low, high, share, sure, may, slack, is_empty, is_settled):  # ty
 
 
 @compiled
-def overload_bound(low, high, supply, mean, sure, slack, is_settled):  # type: ignore[no-untyped-def]
+def overload_bound(low: F8, high: F8, supply: F8, mean: float, sure: float, slack: float, is_settled: bool) -> float:
     """The least sum over regions of sigmoid(max(0, D_r - S_r) / m) - 1/2.
 
     Each region's term is zero up to its supply and concave above. What must be somewhere fills what supply is left; as
@@ -96,7 +98,7 @@ def overload_bound(low, high, supply, mean, sure, slack, is_settled):  # type: i
 
 
 @compiled
-def lack_bound(low, high, limit, allowed, sure, slack, is_settled):  # type: ignore[no-untyped-def]
+def lack_bound(low: F8, high: F8, limit: F8, allowed: F8, sure: float, slack: float, is_settled: bool) -> float:
     """The least sum over regions of what is over the limit; inf where more than is allowed is certain."""
     total, rest, room = 0.0, sure, sure
     for region in range(low.shape[0]):

@@ -5,7 +5,14 @@ way, K keys (a GPU type and a priority level each), A apps with quotas. Amounts 
 (GPU hours), then storage (bytes), then the A apps (CPU hours); C = K + 1 + A.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+F8 = npt.NDArray[np.float64]
+I8 = npt.NDArray[np.int64]
+B1 = npt.NDArray[np.bool_]
 
 MOST_REGIONS = 62
 ROUNDING = 1e-9
@@ -27,53 +34,53 @@ NONE = -1
 class Fixed(NamedTuple):
     """An instance."""
 
-    size: Any
-    """float64[T] bytes."""
-    start: Any
-    """int64[T]: homes at the start."""
-    replicas: Any
-    """int64[T]: the set of regions that hold one."""
-    twin: Any
-    """int64[T, 2]: the tables before and after this one among its equals, or NONE."""
-    table_start: Any
-    """int64[T + 1]: where a table's groups begin in `table_group`."""
-    table_group: Any
-    """int64"""
-    group_start: Any
-    """int64[N + 1]: where a group's tables begin in `group_table`."""
-    group_table: Any
-    """int64: in the order that the job names them, in which bytes are added up."""
-    is_ml: Any
-    """bool[N]: it runs only where all its tables are."""
-    per_byte: Any
-    """float64[N]: what a byte read from afar adds to the objective."""
-    amount_start: Any
-    """int64[N + 1]: where a group's amounts begin in `amount` and `channel`."""
-    amount: Any
-    """float64: hours, positive."""
-    channel: Any
-    """int64"""
-    whole: Any
-    """float64[C]: the amount of all."""
-    base: Any
-    """float64[R]: bytes of replicas."""
-    share: Any
-    """float64[K + 1, R]: the region's part of the supply or capacity."""
-    supply: Any
-    """float64[K, R] GPU hours."""
-    mean: Any
-    """float64[K]: mean supply of the regions that have any."""
-    weight: Any
-    """float64[K + 1]: what the channel's term weighs in the objective."""
+    size: F8
+    """[T] bytes."""
+    start: I8
+    """[T]: homes at the start."""
+    replicas: I8
+    """[T]: the set of regions that hold one."""
+    twin: I8
+    """[T, 2]: the tables before and after this one among its equals, or NONE."""
+    table_start: I8
+    """[T + 1]: where a table's groups begin in `table_group`."""
+    table_group: I8
+    """Groups."""
+    group_start: I8
+    """[N + 1]: where a group's tables begin in `group_table`."""
+    group_table: I8
+    """Tables, in the order that the job names them, in which bytes are added up."""
+    is_ml: B1
+    """[N]: it runs only where all its tables are."""
+    per_byte: F8
+    """[N]: what a byte read from afar adds to the objective."""
+    amount_start: I8
+    """[N + 1]: where a group's amounts begin in `amount` and `channel`."""
+    amount: F8
+    """Hours, positive."""
+    channel: I8
+    """Of each amount."""
+    whole: F8
+    """[C]: the amount of all."""
+    base: F8
+    """[R]: bytes of replicas."""
+    share: F8
+    """[K + 1, R]: the region's part of the supply or capacity."""
+    supply: F8
+    """[K, R] GPU hours."""
+    mean: F8
+    """[K]: mean supply of the regions that have any."""
+    weight: F8
+    """[K + 1]: what the channel's term weighs in the objective."""
     overload: float
-    at_home: Any
-    """int64[K]: regions in which the key's hours count as at home."""
-    limit: Any
-    """float64[1 + A, R]: what storage and apps may use."""
-    allowed: Any
-    """float64[1 + A, R]: the limit, or what the start uses if that is more."""
-    scale: Any
-    """float64[1 + A]: what an excess is divided by."""
+    at_home: I8
+    """[K]: regions in which the key's hours count as at home."""
+    limit: F8
+    """[1 + A, R]: what storage and apps may use."""
+    allowed: F8
+    """[1 + A, R]: the limit, or what the start uses if that is more."""
+    scale: F8
+    """[1 + A]: what an excess is divided by."""
     wanted_h: float
     """High-priority GPU hours that must be at home."""
     move_quota: float
@@ -82,62 +89,63 @@ class Fixed(NamedTuple):
 
 class Levels(NamedTuple):
     """What follows from the first decisions, for each depth 0..T: a step copies a level and changes the copy, so that
-    nothing is undone and no rounding adds up."""
+    nothing is undone and no rounding adds up.
+    """
 
-    floats: Any
-    """float64[T + 1, F]: all arrays of floats below are views of it."""
-    ints: Any
-    """int64[T + 1, I]: the same of integers."""
-    low: Any
-    """float64[T + 1, C, R]: what is in the region for certain."""
-    high: Any
-    """float64[T + 1, C, R]: what may be there."""
-    sure: Any
-    """float64[T + 1, C]: what is in some region for certain."""
-    may: Any
-    """float64[T + 1, C]: what may be in some region."""
-    alive: Any
-    """int64[T + 1, C]: how many amounts may be in some region."""
-    open: Any
-    """int64[T + 1, C]: how many are not settled."""
-    cost: Any
-    """float64[T + 1, K + 1]: lower bound of the channel's term."""
-    lack: Any
-    """float64[T + 1, 1 + A]: lower bound of the channel's relative excess."""
-    mask: Any
-    """int64[T + 1, N]: regions in which a group may run."""
-    settled: Any
-    """int64[T + 1, N]: 1 if its region, or that it has none, is certain."""
-    read: Any
-    """float64[T + 1, N]: the least that it may read."""
-    now: Any
-    """float64[T + 1, N_NOW]"""
+    floats: F8
+    """[T + 1, F]: all arrays of floats below are views of it."""
+    ints: I8
+    """[T + 1, I]: the same of integers."""
+    low: F8
+    """[T + 1, C, R]: what is in the region for certain."""
+    high: F8
+    """[T + 1, C, R]: what may be there."""
+    sure: F8
+    """[T + 1, C]: what is in some region for certain."""
+    may: F8
+    """[T + 1, C]: what may be in some region."""
+    alive: I8
+    """[T + 1, C]: how many amounts may be in some region."""
+    open: I8
+    """[T + 1, C]: how many are not settled."""
+    cost: F8
+    """[T + 1, K + 1]: lower bound of the channel's term."""
+    lack: F8
+    """[T + 1, 1 + A]: lower bound of the channel's relative excess."""
+    mask: I8
+    """[T + 1, N]: regions in which a group may run."""
+    settled: I8
+    """[T + 1, N]: 1 if its region, or that it has none, is certain."""
+    read: F8
+    """[T + 1, N]: the least that it may read."""
+    now: F8
+    """[T + 1, N_NOW]"""
 
 
 class Tree(NamedTuple):
     """The path that is searched, and what was found."""
 
-    home: Any
-    """int64[T], or NONE."""
-    domain: Any
-    """int64[T + 1, T]: where a table may still go."""
-    table: Any
-    """int64[T + 1]: which table is decided at a depth."""
-    child: Any
-    """int64[T + 1, R]: its regions, the most promising first."""
-    bound: Any
-    """float64[T + 1, R]: lower bounds of them."""
-    count: Any
-    """int64[T + 1]: how many there are."""
-    next: Any
-    """int64[T + 1]: the one to be tried next."""
-    tried: Any
-    """float64[R]: room for bounds; inf is out of the question."""
-    room: Any
-    """float64[2, R]: room to count a job's tables and bytes."""
-    best_home: Any
-    """int64[T]"""
-    best: Any
-    """float64[1]: what the best plan costs."""
-    number: Any
-    """int64[N_NUMBERS]"""
+    home: I8
+    """[T], or NONE."""
+    domain: I8
+    """[T + 1, T]: where a table may still go."""
+    table: I8
+    """[T + 1]: which table is decided at a depth."""
+    child: I8
+    """[T + 1, R]: its regions, the most promising first."""
+    bound: F8
+    """[T + 1, R]: lower bounds of them."""
+    children: I8
+    """[T + 1]: how many there are."""
+    next: I8
+    """[T + 1]: the one to be tried next."""
+    tried: F8
+    """[R]: room for bounds; inf is out of the question."""
+    room: F8
+    """[2, R]: room to count a job's tables and bytes."""
+    best_home: I8
+    """[T]"""
+    best: F8
+    """[1]: what the best plan costs."""
+    number: I8
+    """[N_NUMBERS]"""

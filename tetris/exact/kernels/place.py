@@ -4,11 +4,11 @@ import math
 
 from domain.compiled import compiled
 from tetris.exact.kernels.bounds import apart_bound, lack_bound, overload_bound
-from tetris.exact.kernels.layout import BOUND, HOME_H, LACK, MOVED, NONE, READ, ROUNDING, SLACK
+from tetris.exact.kernels.layout import BOUND, F8, HOME_H, LACK, MOVED, NONE, READ, SLACK, Fixed, Levels, Tree
 
 
 @compiled
-def place(fixed, levels, tree, level, table, region):  # type: ignore[no-untyped-def]
+def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int) -> None:
     """Make level + 1 of `level` and of the table's home; sets `tree.home`."""
     after = level + 1
     for entry in range(levels.floats.shape[1]):
@@ -31,7 +31,9 @@ def place(fixed, levels, tree, level, table, region):  # type: ignore[no-untyped
 
 
 @compiled
-def _shift(levels, level, channel, amount, was, was_sure, mask, settled):  # type: ignore[no-untyped-def]
+def _shift(
+    levels: Levels, level: int, channel: int, amount: float, was: int, was_sure: bool, mask: int, settled: bool
+) -> None:
     """An amount that could be in the regions `was` can be in those of `mask` only."""
     high = levels.high[level, channel]
     gone = was & ~mask
@@ -58,7 +60,7 @@ def _shift(levels, level, channel, amount, was, was_sure, mask, settled):  # typ
 
 
 @compiled
-def _regroup(fixed, levels, tree, level, group):  # type: ignore[no-untyped-def]
+def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, group: int) -> None:
     """Where a group may run, after one of its tables was decided."""
     was = levels.mask[level, group]
     if levels.settled[level, group]:
@@ -87,7 +89,7 @@ def _regroup(fixed, levels, tree, level, group):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _ml(fixed, tree, group):  # type: ignore[no-untyped-def]
+def _ml(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
     """The regions, whether that is settled, and the least read of a group that needs all its tables in one region."""
     common, left, all_bytes = NONE, 0, 0.0
     apart = False
@@ -107,7 +109,7 @@ def _ml(fixed, tree, group):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _most(fixed, tree, group):  # type: ignore[no-untyped-def]
+def _most(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
     """The same of a group that runs where most of its tables are (a tie: more bytes, then the first name).
 
     A region can win if it does when all that is undecided goes there. What is read there is at least what was decided
@@ -138,7 +140,7 @@ def _most(fixed, tree, group):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _can_win(count, size, region, left, left_bytes):  # type: ignore[no-untyped-def]
+def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -> bool:
     mine, bytes_mine = count[region] + left, size[region] + left_bytes
     if mine == 0.0:
         return False
@@ -155,7 +157,7 @@ def _can_win(count, size, region, left, left_bytes):  # type: ignore[no-untyped-
 
 
 @compiled
-def _read_at(fixed, levels, tree, level, group):  # type: ignore[no-untyped-def]
+def _read_at(fixed: Fixed, levels: Levels, tree: Tree, level: int, group: int) -> None:
     """The least read of a group whose region is settled while some of its tables are not."""
     here = levels.mask[level, group]
     away = 0.0
@@ -170,7 +172,7 @@ def _read_at(fixed, levels, tree, level, group):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def weigh(fixed, levels, before, level):  # type: ignore[no-untyped-def]
+def weigh(fixed: Fixed, levels: Levels, before: int, level: int) -> None:
     """The bounds of a level; unless it is its own `before`, only of channels in which something changed."""
     now, keys = levels.now[level], fixed.supply.shape[0]
     bound, lack = now[READ], 0.0
@@ -199,7 +201,7 @@ def weigh(fixed, levels, before, level):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _differs(levels, before, level, channel):  # type: ignore[no-untyped-def]
+def _differs(levels: Levels, before: int, level: int, channel: int) -> bool:
     if levels.open[before, channel] != levels.open[level, channel]:
         return True
     if levels.alive[before, channel] != levels.alive[level, channel]:

@@ -3,12 +3,26 @@
 import math
 
 from domain.compiled import compiled
-from tetris.exact.kernels.layout import BOUND, CLOSE, DEPTH, DONE, LACK, NODES, NONE, ROUNDING, WORK
+from tetris.exact.kernels.layout import (
+    BOUND,
+    CLOSE,
+    DEPTH,
+    DONE,
+    I8,
+    LACK,
+    NODES,
+    NONE,
+    ROUNDING,
+    WORK,
+    Fixed,
+    Levels,
+    Tree,
+)
 from tetris.exact.kernels.place import place
 
 
 @compiled
-def search(fixed, levels, tree, order, lack_only, most_lack, budget):  # type: ignore[no-untyped-def]
+def search(fixed: Fixed, levels: Levels, tree: Tree, order: I8, lack_only: bool, most_lack: float, budget: int) -> None:
     """Go on for `budget` tries of a move, or to the end; `tree` says where to go on.
 
     `lack_only` minimises the relative excess. Else the objective, among plans whose excess is at most `most_lack`.
@@ -18,10 +32,10 @@ def search(fixed, levels, tree, order, lack_only, most_lack, budget):  # type: i
     stop = number[WORK] + budget
     while number[WORK] < stop:
         depth = number[DEPTH]
-        if tree.count[depth] == NONE:
+        if tree.children[depth] == NONE:
             _branch(fixed, levels, tree, order, depth, lack_only, most_lack)
-        if tree.next[depth] == tree.count[depth]:
-            tree.count[depth] = NONE
+        if tree.next[depth] == tree.children[depth]:
+            tree.children[depth] = NONE
             if depth == 0:
                 number[DONE] = 1
                 return
@@ -31,7 +45,7 @@ def search(fixed, levels, tree, order, lack_only, most_lack, budget):  # type: i
         index = tree.next[depth]
         tree.next[depth] += 1
         if _met(tree.bound[depth, index], tree.best[0]):
-            tree.next[depth] = tree.count[depth]
+            tree.next[depth] = tree.children[depth]
             continue
         table = tree.table[depth]
         place(fixed, levels, tree, depth, table, tree.child[depth, index])
@@ -44,20 +58,20 @@ def search(fixed, levels, tree, order, lack_only, most_lack, budget):  # type: i
             continue
         for other in range(tables):
             tree.domain[depth + 1, other] = tree.domain[depth, other]
-        tree.count[depth + 1] = NONE
+        tree.children[depth + 1] = NONE
         number[DEPTH] = depth + 1
 
 
 @compiled
-def _met(bound, best):  # type: ignore[no-untyped-def]
+def _met(bound: float, best: float) -> bool:
     return bound >= best - CLOSE * best or bound == math.inf
 
 
 @compiled
-def _branch(fixed, levels, tree, order, depth, lack_only, most_lack):  # type: ignore[no-untyped-def]
+def _branch(fixed: Fixed, levels: Levels, tree: Tree, order: I8, depth: int, lack_only: bool, most_lack: float) -> None:
     """Choose the table to decide at a depth, and order its homes; homes that cannot be are taken from domains."""
     tree.number[NODES] += 1
-    tree.next[depth], tree.count[depth] = 0, 0
+    tree.next[depth], tree.children[depth] = 0, 0
     best_least, best_sum = -1.0, -1.0
     looked = 0
     for table in order:
@@ -76,7 +90,9 @@ def _branch(fixed, levels, tree, order, depth, lack_only, most_lack):  # type: i
 
 
 @compiled
-def _try(fixed, levels, tree, depth, table, lack_only, most_lack):  # type: ignore[no-untyped-def]
+def _try(
+    fixed: Fixed, levels: Levels, tree: Tree, depth: int, table: int, lack_only: bool, most_lack: float
+) -> tuple[float, float]:
     """Fill `tree.tried` with bounds of the table's homes; returns the least, and the sum."""
     regions = tree.tried.shape[0]
     first, last = 0, regions - 1
@@ -106,7 +122,7 @@ def _try(fixed, levels, tree, depth, table, lack_only, most_lack):  # type: igno
 
 
 @compiled
-def _take_children(tree, depth):  # type: ignore[no-untyped-def]
+def _take_children(tree: Tree, depth: int) -> None:
     """The homes in `tree.tried`, least bound first."""
     count = 0
     for region in range(tree.tried.shape[0]):
@@ -121,4 +137,4 @@ def _take_children(tree, depth):  # type: ignore[no-untyped-def]
         tree.bound[depth, at] = bound
         tree.child[depth, at] = region
         count += 1
-    tree.count[depth] = count
+    tree.children[depth] = count
