@@ -54,7 +54,7 @@ class Branching:
             )
         self.fixed = fixed_of(columns, keys, groups, limits(columns), allowed(columns), scales(columns))
         self.levels = levels_of(self.fixed, tables)
-        weigh(self.fixed, self.levels, 0, 0)
+        weigh(self.fixed, self.levels, 0, 0, math.inf)
         self.nodes = 0
         self.done = False
         self._order = _by_influence(self.fixed)
@@ -79,9 +79,9 @@ class Branching:
     def weigh(self, home: Longs) -> Weight:
         """What a plan ([T]) weighs; an infinite excess is more than is allowed."""
         levels, tree = levels_of(self.fixed, 1), tree_of(self.fixed, 1)
-        weigh(self.fixed, levels, 0, 0)
+        weigh(self.fixed, levels, 0, 0, math.inf)
         for table, region in enumerate(home):
-            place(self.fixed, levels, tree, 0, table, int(region))
+            place(self.fixed, levels, tree, 0, table, int(region), math.inf)
             levels.floats[0], levels.ints[0] = levels.floats[1], levels.ints[1]
         return Weight(float(levels.now[0, LACK]), float(levels.now[0, BOUND]))
 

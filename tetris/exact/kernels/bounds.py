@@ -43,16 +43,16 @@ def apart_bound(
         for region in range(regions):
             total += (low[region] / whole - share[region]) ** 2
         return total
-    most, least = may + slack, sure - slack
+    # D is at most the first and, if it is positive at all, at least the second.
+    of_most, least = 1.0 / (may + slack), sure - slack
+    of_least = 1.0 / least if least > 0.0 else 0.0
     multiplier, under, above = 0.0, -2.0, 2.0
     best = 0.0
     for _ in range(_STEPS):
         filled, total, free = 0.0, 0.0, 0
         for region in range(regions):
-            floor = low[region] / most
-            ceiling = 1.0
-            if least > 0.0 and high[region] + slack < least:
-                ceiling = max(floor, (high[region] + slack) / least)
+            floor = low[region] * of_most
+            ceiling = max(floor, (high[region] + slack) * of_least) if least > 0.0 else 1.0
             part = share[region] + multiplier
             if part <= floor:
                 part = floor

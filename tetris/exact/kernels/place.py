@@ -8,8 +8,8 @@ from tetris.exact.kernels.layout import BOUND, F8, HOME_H, LACK, MOVED, NONE, RE
 
 
 @compiled
-def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int) -> None:
-    """Make level + 1 of `level` and of the table's home; sets `tree.home`."""
+def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float) -> None:
+    """Make level + 1 of `level` and of the table's home; sets `tree.home`. `enough` is as in `weigh`."""
     after = level + 1
     for entry in range(levels.floats.shape[1]):
         levels.floats[after, entry] = levels.floats[level, entry]
@@ -27,7 +27,7 @@ def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, regi
         _shift(levels, after, storage, fixed.size[table], every & ~replicas, replicas == 0, target, True)
     for entry in range(fixed.table_start[table], fixed.table_start[table + 1]):
         _regroup(fixed, levels, tree, after, fixed.table_group[entry])
-    weigh(fixed, levels, level, after)
+    weigh(fixed, levels, level, after, enough)
 
 
 @compiled
@@ -172,31 +172,46 @@ def _read_at(fixed: Fixed, levels: Levels, tree: Tree, level: int, group: int) -
 
 
 @compiled
-def weigh(fixed: Fixed, levels: Levels, before: int, level: int) -> None:
-    """The bounds of a level; unless it is its own `before`, only of channels in which something changed."""
+def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) -> None:
+    """The bounds of a level; unless it is its own `before`, only of channels in which something changed.
+
+    It ends early once the objective is `enough` for certain, or more is broken than is allowed: the level is of no use.
+    """
     now, keys = levels.now[level], fixed.supply.shape[0]
-    bound, lack = now[READ], 0.0
-    for channel in range(levels.low.shape[1]):
-        if before == level or _differs(levels, before, level, channel):
-            low, high, slack = levels.low[level, channel], levels.high[level, channel], SLACK * fixed.whole[channel]
-            sure, may = levels.sure[level, channel], levels.may[level, channel]
-            is_empty, is_settled = levels.alive[level, channel] == 0, levels.open[level, channel] == 0
-            if channel <= keys:
-                cost = apart_bound(low, high, fixed.share[channel], sure, may, slack, is_empty, is_settled)
-                if channel < keys:
-                    supply, mean = fixed.supply[channel], fixed.mean[channel]
-                    cost += fixed.overload * overload_bound(low, high, supply, mean, sure, slack, is_settled)
-                levels.cost[level, channel] = fixed.weight[channel] * cost
-            if channel >= keys:
-                row = channel - keys
-                over = lack_bound(low, high, fixed.limit[row], fixed.allowed[row], sure, slack, is_settled)
-                levels.lack[level, row] = over / fixed.scale[row]
-        if channel <= keys:
-            bound += levels.cost[level, channel]
-        if channel >= keys:
-            lack += levels.lack[level, channel - keys]
     if now[HOME_H] < fixed.wanted_h or now[MOVED] > fixed.move_quota:
-        lack = math.inf
+        now[LACK] = math.inf
+        return
+    at_least = levels.now[before, BOUND] + now[READ] - levels.now[before, READ]
+    for channel in range(levels.low.shape[1]):
+        if before != level:
+            if at_least >= enough:
+                now[BOUND] = at_least
+                return
+            if not _differs(levels, before, level, channel):
+                continue
+        low, high, slack = levels.low[level, channel], levels.high[level, channel], SLACK * fixed.whole[channel]
+        sure, may = levels.sure[level, channel], levels.may[level, channel]
+        is_empty, is_settled = levels.alive[level, channel] == 0, levels.open[level, channel] == 0
+        if channel <= keys:
+            cost = apart_bound(low, high, fixed.share[channel], sure, may, slack, is_empty, is_settled)
+            if channel < keys:
+                supply, mean = fixed.supply[channel], fixed.mean[channel]
+                cost += fixed.overload * overload_bound(low, high, supply, mean, sure, slack, is_settled)
+            levels.cost[level, channel] = fixed.weight[channel] * cost
+            at_least += levels.cost[level, channel] - levels.cost[before, channel]
+        if channel >= keys:
+            row = channel - keys
+            over = lack_bound(low, high, fixed.limit[row], fixed.allowed[row], sure, slack, is_settled)
+            levels.lack[level, row] = over / fixed.scale[row]
+            if over == math.inf:
+                now[LACK] = math.inf
+                return
+    # Summed up anew: differences would add up their rounding.
+    bound, lack = now[READ], 0.0
+    for channel in range(keys + 1):
+        bound += levels.cost[level, channel]
+    for row in range(levels.lack.shape[1]):
+        lack += levels.lack[level, row]
     now[BOUND], now[LACK] = bound, lack
 
 

@@ -48,7 +48,7 @@ def search(fixed: Fixed, levels: Levels, tree: Tree, order: I8, lack_only: bool,
             tree.next[depth] = tree.children[depth]
             continue
         table = tree.table[depth]
-        place(fixed, levels, tree, depth, table, tree.child[depth, index])
+        place(fixed, levels, tree, depth, table, tree.child[depth, index], math.inf)
         number[WORK] += 1
         if depth + 1 == tables:
             tree.best[0] = tree.bound[depth, index]
@@ -102,11 +102,12 @@ def _try(
     if after != NONE and tree.home[after] != NONE:
         last = tree.home[after]
     least, total = math.inf, 0.0
+    enough = math.inf if lack_only else tree.best[0]
     for region in range(regions):
         tree.tried[region] = math.inf
         if not (tree.domain[depth, table] >> region) & 1 or region < first or region > last:
             continue
-        place(fixed, levels, tree, depth, table, region)
+        place(fixed, levels, tree, depth, table, region, enough)
         tree.number[WORK] += 1
         now = levels.now[depth + 1]
         bound = now[LACK] if lack_only else now[BOUND]
