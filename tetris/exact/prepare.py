@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from domain.instance import HIGH_PRIORITY
 from tetris.columns import ML, NONE, Columns, Floats, Longs
-from tetris.exact.kernels.layout import HOME_H, N_NOW, N_NUMBERS, Fixed, Levels, Tree
+from tetris.exact.kernels.layout import ALIVE, HOME_H, MAY, N_NOW, N_NUMBERS, OPEN, SURE, Fixed, Levels, Tree
 from tetris.excess import ROUNDING, Amounts, Scales
 
 
@@ -155,14 +155,13 @@ def levels_of(fixed: Fixed, depth: int) -> Levels:
     float_shapes = {
         "low": (channels, regions),
         "high": (channels, regions),
-        "sure": (channels,),
-        "may": (channels,),
+        "sums": (channels, 2),
         "cost": (keys + 1,),
         "lack": (channels - keys,),
         "read": (some,),
         "now": (N_NOW,),
     }
-    int_shapes = {"alive": (channels,), "open": (channels,), "mask": (some,), "settled": (some,)}
+    int_shapes = {"counts": (channels, 3), "mask": (some,), "settled": (some,)}
     floats, float_views = _views(np.dtype(np.float64), depth + 1, float_shapes)
     ints, int_views = _views(np.dtype(np.int64), depth + 1, int_shapes)
     levels = Levels(floats=floats, ints=ints, **float_views, **int_views)
@@ -172,23 +171,23 @@ def levels_of(fixed: Fixed, depth: int) -> Levels:
         for entry in range(fixed.amount_start[group], fixed.amount_start[group + 1]):
             channel, amount = fixed.channel[entry], fixed.amount[entry]
             levels.high[0, channel] += amount
-            levels.may[0, channel] += amount
-            levels.sure[0, channel] += amount if is_sure else 0.0
-            levels.alive[0, channel] += 1
-            levels.open[0, channel] += 1
+            levels.sums[0, channel, MAY] += amount
+            levels.sums[0, channel, SURE] += amount if is_sure else 0.0
+            levels.counts[0, channel, ALIVE] += 1
+            levels.counts[0, channel, OPEN] += 1
             if channel < keys and fixed.at_home[channel]:
                 levels.now[0, HOME_H] += amount
     levels.low[0, keys] = levels.high[0, keys] = fixed.base
-    levels.may[0, keys] = levels.sure[0, keys] = fixed.base.sum()
-    levels.alive[0, keys] = int(fixed.base.sum() > 0)
+    levels.sums[0, keys] = fixed.base.sum()
+    levels.counts[0, keys, ALIVE] = int(fixed.base.sum() > 0)
     for table in range(tables):
         size, replicas = fixed.size[table], int(fixed.replicas[table])
         if size > 0:
             levels.high[0, keys] += [0.0 if replicas >> r & 1 else size for r in range(regions)]
-            levels.may[0, keys] += size
-            levels.sure[0, keys] += 0.0 if replicas else size
-            levels.alive[0, keys] += 1
-            levels.open[0, keys] += 1
+            levels.sums[0, keys, MAY] += size
+            levels.sums[0, keys, SURE] += 0.0 if replicas else size
+            levels.counts[0, keys, ALIVE] += 1
+            levels.counts[0, keys, OPEN] += 1
     return levels
 
 

@@ -25,6 +25,10 @@ READ, HOME_H, MOVED, BOUND, LACK = range(5)
 """Entries of `Levels.now`: the read term so far, hours that may still be at home, bytes moved, a lower bound of the
 objective, and one of the relative excess."""
 N_NOW = 5
+SURE, MAY = 0, 1
+"""Columns of `Levels.sums`."""
+ALIVE, OPEN, CHANGED = 0, 1, 2
+"""Columns of `Levels.counts`."""
 DEPTH, NODES, WORK, DONE = range(4)
 """Entries of `Tree.number`: where the search is, tables decided, moves tried, and whether all was searched."""
 N_NUMBERS = 4
@@ -100,14 +104,10 @@ class Levels(NamedTuple):
     """[T + 1, C, R]: what is in the region for certain."""
     high: F8
     """[T + 1, C, R]: what may be there."""
-    sure: F8
-    """[T + 1, C]: what is in some region for certain."""
-    may: F8
-    """[T + 1, C]: what may be in some region."""
-    alive: I8
-    """[T + 1, C]: how many amounts may be in some region."""
-    open: I8
-    """[T + 1, C]: how many are not settled."""
+    sums: F8
+    """[T + 1, C, 2]: what is in some region for certain, and what may be."""
+    counts: I8
+    """[T + 1, C, 3]: how many amounts may be in some region, how many are not settled; 1 if the last step changed it."""
     cost: F8
     """[T + 1, K + 1]: lower bound of the channel's term."""
     lack: F8

@@ -4,7 +4,25 @@ import math
 
 from domain.compiled import compiled
 from tetris.exact.kernels.bounds import apart_bound, lack_bound, overload_bound
-from tetris.exact.kernels.layout import BOUND, F8, HOME_H, LACK, MOVED, NONE, READ, SLACK, Fixed, Levels, Tree
+from tetris.exact.kernels.layout import (
+    ALIVE,
+    BOUND,
+    CHANGED,
+    F8,
+    HOME_H,
+    I8,
+    LACK,
+    MAY,
+    MOVED,
+    NONE,
+    OPEN,
+    READ,
+    SLACK,
+    SURE,
+    Fixed,
+    Levels,
+    Tree,
+)
 
 
 @compiled
@@ -15,27 +33,28 @@ def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, regi
         levels.floats[after, entry] = levels.floats[level, entry]
     for entry in range(levels.ints.shape[1]):
         levels.ints[after, entry] = levels.ints[level, entry]
-    now, storage = levels.now[after], fixed.supply.shape[0]
+    for channel in range(levels.counts.shape[1]):
+        levels.counts[after, channel, CHANGED] = 0
     tree.home[table] = region
     held = (fixed.replicas[table] >> region) & 1
     if not held and region != fixed.start[table]:
-        now[MOVED] += fixed.size[table]
+        levels.now[after, MOVED] += fixed.size[table]
     if fixed.size[table] > 0.0:
-        every = (1 << levels.low.shape[2]) - 1
+        storage = fixed.supply.shape[0]
+        low, high = levels.low[after, storage], levels.high[after, storage]
+        sums, counts = levels.sums[after, storage], levels.counts[after, storage]
+        was = (1 << low.shape[0]) - 1 & ~fixed.replicas[table]
         target = 0 if held else 1 << region
-        replicas = fixed.replicas[table]
-        _shift(levels, after, storage, fixed.size[table], every & ~replicas, replicas == 0, target, True)
-    for entry in range(fixed.table_start[table], fixed.table_start[table + 1]):
-        _regroup(fixed, levels, tree, after, fixed.table_group[entry])
+        _shift(low, high, sums, counts, fixed.size[table], was, fixed.replicas[table] == 0, target, True)
+    _regroup(fixed, levels, tree, after, table)
     weigh(fixed, levels, level, after, enough)
 
 
 @compiled
 def _shift(
-    levels: Levels, level: int, channel: int, amount: float, was: int, was_sure: bool, mask: int, settled: bool
+    low: F8, high: F8, sums: F8, counts: I8, amount: float, was: int, was_sure: bool, mask: int, settled: bool
 ) -> None:
-    """An amount that could be in the regions `was` can be in those of `mask` only."""
-    high = levels.high[level, channel]
+    """An amount that could be in the regions `was` can be in those of `mask` only. The arrays are a channel's."""
     gone = was & ~mask
     region = 0
     while gone:
@@ -43,60 +62,64 @@ def _shift(
             high[region] -= amount
         gone >>= 1
         region += 1
+    counts[CHANGED] = 1
     if mask == 0:
-        levels.may[level, channel] -= amount
-        levels.alive[level, channel] -= 1
+        sums[MAY] -= amount
+        counts[ALIVE] -= 1
     if not settled:
         return
-    levels.open[level, channel] -= 1
+    counts[OPEN] -= 1
     if mask == 0:
         return
     if not was_sure:
-        levels.sure[level, channel] += amount
+        sums[SURE] += amount
     region = 0
     while not (mask >> region) & 1:
         region += 1
-    levels.low[level, channel, region] += amount
+    low[region] += amount
 
 
 @compiled
-def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, group: int) -> None:
-    """Where a group may run, after one of its tables was decided."""
-    was = levels.mask[level, group]
-    if levels.settled[level, group]:
-        if not fixed.is_ml[group]:
-            _read_at(fixed, levels, tree, level, group)
-        return
-    single = fixed.group_start[group + 1] - fixed.group_start[group] == 1
-    was_sure = single or not fixed.is_ml[group]
-    if fixed.is_ml[group]:
-        mask, settled, read = _ml(fixed, tree, group)
-    else:
-        mask, settled, read = _most(fixed, tree, group)
-    levels.now[level, READ] += read - levels.read[level, group]
-    levels.read[level, group] = read
-    levels.mask[level, group] = mask
-    levels.settled[level, group] = 1 if settled else 0
-    if mask == was and not settled:
-        return
-    for entry in range(fixed.amount_start[group], fixed.amount_start[group + 1]):
-        channel, amount = fixed.channel[entry], fixed.amount[entry]
-        _shift(levels, level, channel, amount, was, was_sure, mask, settled)
-        if channel < fixed.at_home.shape[0]:
-            home = fixed.at_home[channel]
-            if was & home and not mask & home:
-                levels.now[level, HOME_H] -= amount
+def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int) -> None:
+    """Where the table's groups may run, and what they read at least, after its home was decided."""
+    now = levels.now[level]
+    for index in range(fixed.table_start[table], fixed.table_start[table + 1]):
+        group = fixed.table_group[index]
+        was, was_settled, is_ml = levels.mask[level, group], levels.settled[level, group] == 1, fixed.is_ml[group]
+        if was_settled and is_ml:
+            continue
+        tables = fixed.group_table[fixed.group_start[group] : fixed.group_start[group + 1]]
+        if is_ml:
+            mask, settled, bytes_away = _ml(tables, tree.home, fixed.size)
+        else:
+            mask, settled, bytes_away = _most(tables, tree.home, fixed.size, tree.room)
+        read = fixed.per_byte[group] * bytes_away
+        now[READ] += read - levels.read[level, group]
+        levels.read[level, group] = read
+        levels.mask[level, group] = mask
+        levels.settled[level, group] = 1 if settled else 0
+        if was_settled or (mask == was and not settled):
+            continue
+        was_sure = tables.shape[0] == 1 or not is_ml
+        for entry in range(fixed.amount_start[group], fixed.amount_start[group + 1]):
+            channel, amount = fixed.channel[entry], fixed.amount[entry]
+            low, high = levels.low[level, channel], levels.high[level, channel]
+            sums, counts = levels.sums[level, channel], levels.counts[level, channel]
+            _shift(low, high, sums, counts, amount, was, was_sure, mask, settled)
+            if channel < fixed.at_home.shape[0]:
+                home = fixed.at_home[channel]
+                if was & home and not mask & home:
+                    now[HOME_H] -= amount
 
 
 @compiled
-def _ml(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
-    """The regions, whether that is settled, and the least read of a group that needs all its tables in one region."""
+def _ml(tables: I8, homes: I8, size: F8) -> tuple[int, bool, float]:
+    """The regions, whether that is settled, and the least bytes from afar, for jobs that need all tables in one."""
     common, left, all_bytes = NONE, 0, 0.0
     apart = False
-    for entry in range(fixed.group_start[group], fixed.group_start[group + 1]):
-        table = fixed.group_table[entry]
-        home = tree.home[table]
-        all_bytes += fixed.size[table]
+    for table in tables:
+        home = homes[table]
+        all_bytes += size[table]
         if home == NONE:
             left += 1
         elif common == NONE:
@@ -104,31 +127,30 @@ def _ml(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
         elif home != common:
             apart = True
     if apart:
-        return 0, True, fixed.per_byte[group] * all_bytes
+        return 0, True, all_bytes
     return 1 << common, left == 0, 0.0
 
 
 @compiled
-def _most(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
+def _most(tables: I8, homes: I8, sizes: F8, room: F8) -> tuple[int, bool, float]:
     """The same of a group that runs where most of its tables are (a tie: more bytes, then the first name).
 
     A region can win if it does when all that is undecided goes there. What is read there is at least what was decided
     to be elsewhere.
     """
-    count, size = tree.room[0], tree.room[1]
+    count, size = room[0], room[1]
     for region in range(count.shape[0]):
         count[region], size[region] = 0.0, 0.0
     left, left_bytes, decided_bytes = 0.0, 0.0, 0.0
-    for entry in range(fixed.group_start[group], fixed.group_start[group + 1]):
-        table = fixed.group_table[entry]
-        home = tree.home[table]
+    for table in tables:
+        home = homes[table]
         if home == NONE:
             left += 1.0
-            left_bytes += fixed.size[table]
+            left_bytes += sizes[table]
         else:
             count[home] += 1.0
-            size[home] += fixed.size[table]
-            decided_bytes += fixed.size[table]
+            size[home] += sizes[table]
+            decided_bytes += sizes[table]
     mask, wins = 0, 0
     here = 0.0
     for region in range(count.shape[0]):
@@ -136,7 +158,7 @@ def _most(fixed: Fixed, tree: Tree, group: int) -> tuple[int, bool, float]:
             mask |= 1 << region
             wins += 1
             here = max(here, size[region])
-    return mask, wins == 1, fixed.per_byte[group] * max(0.0, decided_bytes - here)
+    return mask, wins == 1, max(0.0, decided_bytes - here)
 
 
 @compiled
@@ -157,21 +179,6 @@ def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -
 
 
 @compiled
-def _read_at(fixed: Fixed, levels: Levels, tree: Tree, level: int, group: int) -> None:
-    """The least read of a group whose region is settled while some of its tables are not."""
-    here = levels.mask[level, group]
-    away = 0.0
-    for entry in range(fixed.group_start[group], fixed.group_start[group + 1]):
-        table = fixed.group_table[entry]
-        home = tree.home[table]
-        if home != NONE and not (here >> home) & 1:
-            away += fixed.size[table]
-    read = fixed.per_byte[group] * away
-    levels.now[level, READ] += read - levels.read[level, group]
-    levels.read[level, group] = read
-
-
-@compiled
 def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) -> None:
     """The bounds of a level; unless it is its own `before`, only of channels in which something changed.
 
@@ -187,11 +194,11 @@ def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) 
             if at_least >= enough:
                 now[BOUND] = at_least
                 return
-            if not _differs(levels, before, level, channel):
+            if levels.counts[level, channel, CHANGED] == 0:
                 continue
         low, high, slack = levels.low[level, channel], levels.high[level, channel], SLACK * fixed.whole[channel]
-        sure, may = levels.sure[level, channel], levels.may[level, channel]
-        is_empty, is_settled = levels.alive[level, channel] == 0, levels.open[level, channel] == 0
+        sure, may = levels.sums[level, channel, SURE], levels.sums[level, channel, MAY]
+        is_empty, is_settled = levels.counts[level, channel, ALIVE] == 0, levels.counts[level, channel, OPEN] == 0
         if channel <= keys:
             cost = apart_bound(low, high, fixed.share[channel], sure, may, slack, is_empty, is_settled)
             if channel < keys:
@@ -213,15 +220,3 @@ def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) 
     for row in range(levels.lack.shape[1]):
         lack += levels.lack[level, row]
     now[BOUND], now[LACK] = bound, lack
-
-
-@compiled
-def _differs(levels: Levels, before: int, level: int, channel: int) -> bool:
-    if levels.open[before, channel] != levels.open[level, channel]:
-        return True
-    if levels.alive[before, channel] != levels.alive[level, channel]:
-        return True
-    for region in range(levels.high.shape[2]):
-        if levels.high[before, channel, region] != levels.high[level, channel, region]:
-            return True
-    return False
