@@ -14,8 +14,8 @@ from tetris.excess import allowed, limits, scales
 
 MOST_CELLS = 40_000_000
 """Numbers in all levels: 320 MB."""
-_SLICE = 50_000
-"""Tries of a move between looks at the clock: some tenths of a second."""
+_SLICE = 20_000_000
+"""Numbers of state that are copied between looks at the clock: some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Branching:
         weigh(self.fixed, self.levels, 0, 0, math.inf)
         self.nodes = 0
         self.done = False
+        self._budget = _SLICE // (400 + cells // (tables + 1))
         self._order = _by_influence(self.fixed)
         self.best = self.weigh(self.fixed.start)
         self._start(self.fixed.start, is_least_excess=self.best.excess == 0.0)
@@ -90,7 +91,7 @@ class Branching:
         tree, lack_only = self.tree, not self.is_least_excess
         most = math.inf if lack_only else self.best.excess
         nodes, best = int(tree.number[NODES]), float(tree.best[0])
-        search(self.fixed, self.levels, tree, self._order, lack_only, most, _SLICE)
+        search(self.fixed, self.levels, tree, self._order, lack_only, most, self._budget)
         self.nodes += int(tree.number[NODES]) - nodes
         if tree.best[0] < best:
             self.best = self.weigh(tree.best_home)

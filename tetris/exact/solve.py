@@ -29,7 +29,8 @@ def solve(
     """The best plan among those that break no constraint that the start keeps, and none by more than the start does.
 
     Best is first the least sum of relative excess over the limits (`tetris.excess`), then the least total. `upper` is a
-    plan ([T]) to begin with: a good one saves time. `progress` is told, and `stop` asked, some times a second.
+    plan ([T]) to begin with: a good one saves time. `progress` is told, and `stop` asked, some times a second. Only
+    `clock` (seconds) tells how much of `time_s` is left: a search that ends before does the same again.
 
     Raises:
         ValueError: the instance is too large for this method.
@@ -54,7 +55,7 @@ def solve(
         return ended_by(1.0) != ""
 
     limit = _branch(branching, lambda: ended_by(_BRANCHING))
-    if limit == "time" and branching.is_least_excess:
+    if limit == "time" and branching.is_least_excess and clock() - begin < time_s:
         may_use = limits(columns) if branching.best.excess == 0 else allowed(columns)
         found = lower_bound(
             columns, branching.home, branching.best.total, may_use, seed=seed, workers=_WORKERS, is_over=relaxation_ends
@@ -63,13 +64,14 @@ def solve(
     if limit == "time":
         limit = _branch(branching, lambda: ended_by(1.0))
     best, bound = branching.best, max(relaxed, branching.bound)
+    proved = branching.is_least_excess and best.total - bound <= _PROVED * best.total
     return ExactAnswer(
         home=branching.home,
         total=best.total,
         excess=best.excess,
         bound=bound,
-        proved=branching.is_least_excess and best.total - bound <= _PROVED * best.total,
-        limit=limit,
+        proved=proved,
+        limit="" if proved else limit,
         nodes=branching.nodes,
     )
 

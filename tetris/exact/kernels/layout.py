@@ -107,7 +107,7 @@ class Levels(NamedTuple):
     sums: F8
     """[T + 1, C, 2]: what is in some region for certain, and what may be."""
     counts: I8
-    """[T + 1, C, 3]: how many amounts may be in some region, how many are not settled; 1 if the last step changed it."""
+    """[T + 1, C, 3]: how many amounts may be in some region, how many are not settled; 1 if the step changed it."""
     cost: F8
     """[T + 1, K + 1]: lower bound of the channel's term."""
     lack: F8
