@@ -1,0 +1,202 @@
+"""The exact method against all plans of small instances, judged by the plain score."""
+
+import math
+import threading
+from dataclasses import replace
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+
+from domain.instance import Instance, Job, Region, Table, Weights
+from tests.tetris.small import allowed, every_plan, small_instance
+from tetris.columns import Columns
+from tetris.exact import ExactProgress, solve
+from tetris.exact.branch import Branching
+from tetris.exact.relaxation import lower_bound
+from tetris.excess import allowed as allowed_amounts
+from tetris.excess import amounts, excess, limits, relative_excess, scales
+from tetris.score import score
+
+
+def best_by_enumeration(instance: Instance) -> tuple[float, float]:
+    """The least excess over allowed plans, and the least total of the plans that have it."""
+    columns = Columns.of(instance)
+    weights = []
+    for plan in every_plan(instance):
+        found = score(instance, plan)
+        if allowed(instance, found):
+            weights.append((excess(columns, columns.homes_of(plan)), found.total))
+    least = min(weights)[0]
+    return least, min(total for over, total in weights if over <= least * (1 + 1e-9))
+
+
+def assert_is_best(instance: Instance) -> None:
+    columns = Columns.of(instance)
+    answer = solve(columns, time_s=60, seed=0)
+    least, total = best_by_enumeration(instance)
+    found = score(instance, columns.plan_of(answer.home))
+    assert answer.proved and answer.limit == ""
+    assert allowed(instance, found)
+    assert found.total == pytest.approx(answer.total, rel=1e-9, abs=1e-12)
+    assert answer.total == pytest.approx(total, rel=1e-9, abs=1e-12)
+    assert answer.bound == pytest.approx(total, rel=1e-9, abs=1e-12)
+    assert answer.excess == pytest.approx(least, rel=1e-9, abs=1e-12)
+    assert answer.excess == pytest.approx(excess(columns, answer.home), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_it_finds_the_best_of_all_plans(seed: int) -> None:
+    """On random instances with ties, replicas, zeros, tight limits and infeasible starts."""
+    tables, regions = ((5, 3), (4, 4), (6, 2), (4, 3), (3, 1))[seed % 5]
+    assert_is_best(small_instance(seed, tables, regions, jobs=4 + seed % 7))
+
+
+def test_equal_tables_are_one_class() -> None:
+    """Tables that may be exchanged are not tried in every order, and the plan is as good."""
+    names = ("a", "b", "c")
+    regions = tuple(Region(n, 30.0 + 7 * i, {"g": 10.0 * i}) for i, n in enumerate(names))
+    tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(6))
+    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 1, gpu_type="g", gpu_hours=5.0) for i in range(3))
+    instance = Instance(regions, tables, jobs)
+    branching = Branching(Columns.of(instance))
+    assert branching.fixed.twin.tolist() == [[-1, 1], [0, 2], [1, -1], [-1, 4], [3, 5], [4, -1]]
+    assert_is_best(instance)
+
+
+def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> None:
+    """Two tables that a job reads together are alike; one that another job reads too is not."""
+    tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(3))
+    jobs = (Job("j", "ml", ("t0", "t1", "t2"), 1), Job("k", "ml", ("t2", "t1"), 1, weight=2.0))
+    branching = Branching(Columns.of(Instance((Region("a", 99.0), Region("b", 99.0)), tables, jobs)))
+    assert branching.fixed.twin.tolist() == [[-1, -1], [-1, 2], [1, -1]]
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        Instance((Region("a", 0.0),), (), ()),
+        Instance((Region("a", 1.0), Region("b", 0.0)), (Table("t", 0.0, "a"),), ()),
+        Instance((Region("a", 0.0, {"g": 0.0}),), (), (Job("j", "ml", (), 1, gpu_type="h", gpu_hours=3.0),)),
+        Instance(
+            (Region("a", 9.0, {"g": 3.0}), Region("b", 9.0)),
+            (Table("t", 1.0, "b", ("a",)), Table("u", 1.0, "b", ("a",))),
+            (Job("j", "ml", ("t",), 1, gpu_type="g", gpu_hours=3.0),),
+            move_quota_bytes=0.0,
+        ),
+    ],
+    ids=["nothing", "no bytes", "a job without tables", "only replicas may be used"],
+)
+def test_corners(instance: Instance) -> None:
+    """Zero denominators, nothing to decide, and moves that copy nothing."""
+    assert_is_best(instance)
+
+
+def test_a_plan_to_begin_with_is_kept_unless_a_better_one_is_found() -> None:
+    """With no time at all the answer is the plan that was given, and its bound is below it."""
+    columns = Columns.of(small_instance(1000, 8, 3, 12))
+    best = solve(columns, time_s=60, seed=0)
+    begun = solve(columns, time_s=0, seed=0, upper=best.home)
+    assert begun.home.tolist() == best.home.tolist()
+    assert begun.total == pytest.approx(best.total)
+    assert begun.bound <= best.total * (1 + 1e-9)
+    assert begun.limit == "time" or begun.proved
+
+
+def test_a_plan_that_is_not_allowed_is_not_begun_with() -> None:
+    """A plan beyond the move quota is worse than the start, whatever it costs."""
+    instance = replace(small_instance(7, 5, 3, 6), move_quota_bytes=0.0)
+    columns = Columns.of(instance)
+    away = next(
+        home
+        for plan in every_plan(instance)
+        if math.isinf(Branching(columns).weigh((home := columns.homes_of(plan)).astype(np.int64)).excess)
+    )
+    assert solve(columns, time_s=0, seed=0, upper=away).home.tolist() == columns.home.tolist()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bound_of_the_relaxation_is_below_every_plan(seed: int) -> None:
+    """CP-SAT's bound is at most the optimum, for all of what occurs in small instances."""
+    instance = small_instance(200 + seed, 4, 3, 7)
+    columns = Columns.of(instance)
+    answer = solve(columns, time_s=60, seed=0)
+    may_use = limits(columns) if answer.excess == 0 else allowed_amounts(columns)
+    bound = lower_bound(
+        columns, columns.home, 10 * answer.total + 1, may_use, seed=seed, workers=1, is_over=lambda bound: False
+    )
+    assert 0 <= bound <= answer.total * (1 + 1e-9)
+
+
+def test_the_relaxation_bounds_what_is_not_searched() -> None:
+    """A job that reads two tables too large for one region costs its read in every plan, which the relaxation sees."""
+    regions = (Region("a", 6.0), Region("b", 6.0))
+    tables = (Table("t", 5.0, "a"), Table("u", 5.0, "b"))
+    instance = Instance(regions, tables, (Job("j", "ml", ("t", "u"), 1),), Weights(storage=0.0))
+    columns = Columns.of(instance)
+    bound = lower_bound(columns, columns.home, 1.0, limits(columns), seed=0, workers=1, is_over=lambda bound: False)
+    assert bound == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_search_that_is_stopped_says_so() -> None:
+    """`stop` ends it at the next look; what is told of progress never worsens."""
+    columns = Columns.of(small_instance(1001, 14, 4, 30))
+    told: list[ExactProgress] = []
+    answer = solve(columns, time_s=60, seed=0, progress=told.append, stop=lambda: len(told) > 1)
+    assert answer.limit == "stopped" and not answer.proved
+    assert answer.bound <= answer.total
+    assert (told[0].excess, told[0].total) >= (told[-1].excess, told[-1].total)
+    assert told[0].nodes == 0 < told[-1].nodes
+
+
+def test_an_interrupt_ends_the_relaxation() -> None:
+    """What is raised while CP-SAT works reaches the caller, and no thread is left behind."""
+    columns = Columns.of(small_instance(3, 60, 6, 150))
+
+    def interrupt(bound: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lower_bound(columns, columns.home, 1.0, allowed_amounts(columns), seed=0, workers=1, is_over=interrupt)
+    assert "bound" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_the_search_does_not_end_the_relaxation_bounds() -> None:
+    """With a clock that leaves the search no time, the bound is CP-SAT's, which is above that of no decision."""
+    columns = Columns.of(small_instance(1001, 6, 3, 8))
+    clock = chain((0.0, 71.0, 71.0), repeat(100.0))
+    answer = solve(columns, time_s=100, seed=0, clock=clock.__next__)
+    assert answer.limit == "time" and answer.nodes == 0 and not answer.proved
+    assert Branching(columns).bound < answer.bound < answer.total
+
+
+def test_what_is_too_large_is_refused() -> None:
+    """The error names what there is too much of, and what to use."""
+    regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
+    with pytest.raises(ValueError, match="regions: 63: the exact method takes up to 62; use climb"):
+        solve(Columns.of(Instance(regions, (), ())), time_s=1, seed=0)
+    tables = tuple(Table(f"t{i}", 1.0, "a") for i in range(5000))
+    jobs = tuple(Job(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))
+    with pytest.raises(ValueError, match="tables: 5000 with 4999 groups of jobs"):
+        solve(Columns.of(Instance((Region("a", 1.0),), tables, jobs)), time_s=1, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_excess_is_what_the_score_finds_over_the_limits(seed: int) -> None:
+    """The amounts over each limit are those of the plain score, for the start and for other plans."""
+    instance = small_instance(seed)
+    columns = Columns.of(instance)
+    scale = scales(columns)
+    draw = np.random.default_rng(seed)
+    for home in (columns.home, draw.integers(0, 3, len(columns.home)).astype(np.int32)):
+        by = {"storage": scale.storage_bytes, "home_threshold": 1.0, "move_quota": scale.moved_bytes}
+        expected = 0.0
+        for violation in score(instance, columns.plan_of(home)).violations:
+            if violation.constraint == "cpu_hours":
+                app = violation.where.split("/")[1]
+                expected += violation.by / float(np.asarray(scale.cpu_h)[columns.apps.index(app)])
+            else:
+                expected += violation.by / by[violation.constraint]
+        assert excess(columns, home) == pytest.approx(expected, abs=1e-9)
+    start = amounts(columns, columns.home)
+    assert relative_excess(start, allowed_amounts(columns), scale) == 0

@@ -1,0 +1,144 @@
+"""The branch and bound over whole plans: its incumbent, its bound, and going on slice by slice."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tetris.columns import NONE, Columns, Ints, Longs
+from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
+from tetris.exact.kernels.place import place, weigh
+from tetris.exact.kernels.search import search
+from tetris.exact.prepare import cells_of, fixed_of, groups_of, keys_of, levels_of, tree_of
+from tetris.excess import allowed, limits, scales
+
+MOST_CELLS = 40_000_000
+"""Numbers in all levels: 320 MB."""
+_SLICE = 20_000_000
+"""Numbers of state that are copied between looks at the clock: some tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a plan is judged by: first its excess, then its total."""
+
+    excess: float
+    total: float
+
+    def better(self, other: "Weight") -> bool:
+        """Whether this is less, and not by rounding only."""
+        if abs(self.excess - other.excess) > ROUNDING * max(self.excess, other.excess):
+            return self.excess < other.excess
+        return self.total < other.total
+
+
+class Branching:
+    """A search that first minimises the excess (if the start has any), then the total."""
+
+    def __init__(self, columns: Columns) -> None:
+        """Nothing is searched; the best plan is the start.
+
+        Raises:
+            ValueError: the instance is too large for this method.
+        """
+        tables, regions = len(columns.home), len(columns.regions)
+        if regions > MOST_REGIONS:
+            raise ValueError(f"regions: {regions}: the exact method takes up to {MOST_REGIONS}; use climb")
+        keys = keys_of(columns)
+        groups = groups_of(columns, keys)
+        cells = cells_of(columns, keys, groups)
+        if cells > MOST_CELLS:
+            raise ValueError(
+                f"tables: {tables} with {len(groups)} groups of jobs: the exact method takes what needs up to "
+                f"{MOST_CELLS} numbers of state, and this needs {cells}; use climb"
+            )
+        self.fixed = fixed_of(columns, keys, groups, limits(columns), allowed(columns), scales(columns))
+        self.levels = levels_of(self.fixed, tables)
+        weigh(self.fixed, self.levels, 0, 0, math.inf)
+        self.nodes = 0
+        self.done = False
+        self._budget = _SLICE // (400 + cells // (tables + 1))
+        self._order = _by_influence(self.fixed)
+        self.best = self.weigh(self.fixed.start)
+        self._start(self.fixed.start, is_least_excess=self.best.excess == 0.0)
+
+    @property
+    def home(self) -> Ints:
+        """[T] the best plan."""
+        home: Ints = self.tree.best_home.astype(np.int32)
+        return home
+
+    def offer(self, home: Ints) -> bool:
+        """Take a plan ([T]) for the best if it is allowed and better; returns whether it is. Before the search only."""
+        weight = self.weigh(home.astype(np.int64))
+        if math.isinf(weight.excess) or not weight.better(self.best):
+            return False
+        self.best = weight
+        self._start(home.astype(np.int64), is_least_excess=weight.excess == 0.0)
+        return True
+
+    def weigh(self, home: Longs) -> Weight:
+        """What a plan ([T]) weighs; an infinite excess is more than is allowed."""
+        levels, tree = levels_of(self.fixed, 1), tree_of(self.fixed, 1)
+        weigh(self.fixed, levels, 0, 0, math.inf)
+        for table, region in enumerate(home):
+            place(self.fixed, levels, tree, 0, table, int(region), math.inf)
+            levels.floats[0], levels.ints[0] = levels.floats[1], levels.ints[1]
+        return Weight(float(levels.now[0, LACK]), float(levels.now[0, BOUND]))
+
+    def go_on(self) -> None:
+        """Search on for a slice; sets `done` at the end."""
+        tree, lack_only = self.tree, not self.is_least_excess
+        most = math.inf if lack_only else self.best.excess
+        nodes, best = int(tree.number[NODES]), float(tree.best[0])
+        search(self.fixed, self.levels, tree, self._order, lack_only, most, self._budget)
+        self.nodes += int(tree.number[NODES]) - nodes
+        if tree.best[0] < best:
+            self.best = self.weigh(tree.best_home)
+        if not tree.number[DONE]:
+            return
+        if lack_only:
+            self._start(tree.best_home, is_least_excess=True)
+        else:
+            self.done = True
+
+    @property
+    def bound(self) -> float:
+        """No allowed plan with at most the best one's excess has a lower total."""
+        if self.done:
+            return self.best.total
+        if not self.is_least_excess:
+            return min(self.best.total, float(self.levels.now[0, BOUND]))
+        tree, depth = self.tree, int(self.tree.number[DEPTH])
+        open_bounds = [
+            tree.bound[level, index]
+            for level in range(depth + 1)
+            for index in range(tree.next[level], tree.children[level])
+        ]
+        if tree.children[depth] == NONE:
+            path = tree.bound[depth - 1, tree.next[depth - 1] - 1] if depth else self.levels.now[0, BOUND]
+            open_bounds.append(path)
+        return float(min([*open_bounds, self.best.total]))
+
+    def _start(self, home: Longs, is_least_excess: bool) -> None:
+        """Begin the search with a plan for the best; for the least total, or for the least excess before that."""
+        self.is_least_excess = is_least_excess
+        self.tree = tree_of(self.fixed, len(home))
+        self.tree.best_home[:] = home
+        self.tree.best[0] = self.best.total if is_least_excess else self.best.excess
+
+
+def _by_influence(fixed: Fixed) -> Longs:
+    """Tables, those first that the objective depends on most."""
+    keys = len(fixed.supply)
+    part = np.divide(1.0, fixed.whole, out=np.zeros_like(fixed.whole), where=fixed.whole > 0)
+    influence = fixed.size * part[keys] * fixed.weight[keys]
+    for table in range(len(fixed.size)):
+        for group in fixed.table_group[fixed.table_start[table] : fixed.table_start[table + 1]]:
+            tables = fixed.group_table[fixed.group_start[group] : fixed.group_start[group + 1]]
+            influence[table] += fixed.per_byte[group] * fixed.size[tables].sum()
+            entries = slice(fixed.amount_start[group], fixed.amount_start[group + 1])
+            for channel, amount in zip(fixed.channel[entries], fixed.amount[entries], strict=True):
+                if channel < keys:
+                    influence[table] += fixed.weight[channel] * amount * part[channel]
+    return np.argsort(-influence, kind="stable")

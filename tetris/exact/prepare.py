@@ -1,0 +1,276 @@
+"""Instances as the branch and bound has them (`tetris.exact.kernels.layout`), with the symmetries that it breaks."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from domain.instance import HIGH_PRIORITY
+from tetris.columns import ML, NONE, Columns, Floats, Longs
+from tetris.exact.kernels.layout import ALIVE, HOME_H, MAY, N_NOW, N_NUMBERS, OPEN, SURE, Fixed, Levels, Tree
+from tetris.excess import ROUNDING, Amounts, Scales
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that read the same tables in the same way: they are in one region or in none together."""
+
+    is_ml: bool
+    """All tables are needed in one region; else where most are."""
+    tables: tuple[int, ...]
+    per_byte: float
+    """What a byte read from afar adds to the objective."""
+    hours: tuple[tuple[int, float], ...]
+    """GPU hours by key, CPU hours by K + 1 + app: channel and amount."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """K keys: a GPU type and a priority level each."""
+
+    of_job: Longs
+    """[J], or NONE."""
+    supply: Floats
+    """[K, R] GPU hours."""
+    share: Floats
+    """[K, R]"""
+    mean: Floats
+    """[K]"""
+    weight: Floats
+    """[K] what the key's term weighs in the objective."""
+    is_high: Sequence[bool]
+    """[K] whether its hours count for `home_threshold`."""
+
+
+def keys_of(columns: Columns) -> Keys:
+    """Keys by GPU type, then level."""
+    c = columns
+    levels = np.unique(c.priority).astype(np.int64)
+    level = np.searchsorted(levels, c.priority)
+    of_job = np.where(c.gpu_type == NONE, NONE, c.gpu_type * len(levels) + level).astype(np.int64)
+    supply = np.repeat(c.supply_h, len(levels), axis=0)
+    with_any = (supply > 0).sum(axis=1)
+    by_level = [c.weights.gpu * c.weights.by_priority.get(int(p), 1.0) for p in levels]
+    return Keys(
+        of_job=of_job,
+        supply=supply,
+        share=_shares(supply),
+        mean=supply.sum(axis=1) / np.maximum(with_any, 1),
+        weight=np.tile(by_level, len(c.gpu_types)).astype(np.float64),
+        is_high=[bool(p <= HIGH_PRIORITY) for _ in c.gpu_types for p in levels],
+    )
+
+
+def groups_of(columns: Columns, keys: Keys) -> list[Group]:
+    """The groups that cost or use anything, in the order of their tables."""
+    c = columns
+    all_bytes = float(c.size_bytes.sum()) or 1.0
+    per_byte: dict[tuple[bool, tuple[int, ...]], float] = defaultdict(float)
+    hours: dict[tuple[bool, tuple[int, ...]], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for job in range(len(c.kind)):
+        tables = tuple(c.job_table[c.job_start[job] : c.job_start[job + 1]].tolist())
+        if not tables:
+            continue
+        is_ml = bool(c.kind[job] == ML) or len(tables) == 1
+        group = (is_ml, tuple(sorted(tables)) if is_ml else tables)
+        per_byte[group] += c.weights.read * float(c.weight[job]) / all_bytes
+        if keys.of_job[job] != NONE and c.gpu_h[job] > 0:
+            hours[group][int(keys.of_job[job])] += float(c.gpu_h[job])
+        if c.app[job] != NONE and c.cpu_h[job] > 0:
+            hours[group][len(keys.supply) + 1 + int(c.app[job])] += float(c.cpu_h[job])
+    return [
+        Group(*group, per_byte[group], tuple(sorted(hours[group].items())))
+        for group in sorted(per_byte)
+        if hours[group] or (len(group[1]) > 1 and per_byte[group] > 0)
+    ]
+
+
+def fixed_of(
+    columns: Columns, keys: Keys, groups: Sequence[Group], limit: Amounts, allowed: Amounts, scale: Scales
+) -> Fixed:
+    """The instance for the loops."""
+    c = columns
+    regions = len(c.regions)
+    replicas = np.zeros(len(c.home), np.int64)
+    replica_of = np.repeat(np.arange(len(c.home)), np.diff(c.replica_start))
+    np.bitwise_or.at(replicas, replica_of, 1 << c.replica.astype(np.int64))
+    base = np.zeros(regions)
+    np.add.at(base, c.replica, c.size_bytes[replica_of])
+    whole = np.zeros(len(keys.supply) + 1 + len(c.apps))
+    for group in groups:
+        for channel, amount in group.hours:
+            whole[channel] += amount
+    whole[len(keys.supply)] = base.sum() + c.size_bytes.sum()
+    at_home = (keys.supply > 0) @ (1 << np.arange(regions, dtype=np.int64))
+    groups_of_table: list[list[int]] = [[] for _ in c.home]
+    for index, group in enumerate(groups):
+        for table in group.tables:
+            groups_of_table[table].append(index)
+    return Fixed(
+        size=c.size_bytes.copy(),
+        start=c.home.astype(np.int64),
+        replicas=replicas,
+        twin=_twins(c, replicas, [[groups[g] for g in found] for found in groups_of_table]),
+        table_start=_starts([len(found) for found in groups_of_table]),
+        table_group=_flat(groups_of_table),
+        group_start=_starts([len(g.tables) for g in groups]),
+        group_table=_flat([g.tables for g in groups]),
+        is_ml=np.array([g.is_ml for g in groups], np.bool_),
+        per_byte=np.array([g.per_byte for g in groups], np.float64),
+        amount_start=_starts([len(g.hours) for g in groups]),
+        amount=np.array([amount for g in groups for _, amount in g.hours], np.float64),
+        channel=np.array([channel for g in groups for channel, _ in g.hours], np.int64),
+        whole=whole,
+        base=base,
+        share=np.vstack((keys.share, _shares(c.capacity_bytes[None, :]))),
+        supply=keys.supply,
+        mean=keys.mean,
+        weight=np.append(keys.weight, c.weights.storage),
+        overload=float(c.weights.overload),
+        at_home=np.where(keys.is_high, at_home, 0).astype(np.int64),
+        limit=np.vstack((limit.storage_bytes, limit.cpu_h)),
+        allowed=np.vstack((allowed.storage_bytes, allowed.cpu_h)),
+        scale=np.append(scale.storage_bytes, scale.cpu_h),
+        wanted_h=limit.home_h - ROUNDING * scale.home_h,
+        move_quota=limit.moved_bytes * (1 + ROUNDING),
+    )
+
+
+def cells_of(columns: Columns, keys: Keys, groups: Sequence[Group]) -> int:
+    """How many numbers `levels_of` needs for all tables."""
+    regions, channels = len(columns.regions), len(keys.supply) + 1 + len(columns.apps)
+    return (len(columns.home) + 1) * (2 * channels * (regions + 3) + 3 * len(groups) + N_NOW)
+
+
+def levels_of(fixed: Fixed, depth: int) -> Levels:
+    """Room for levels 0..depth; level 0 has no decision."""
+    keys, regions = fixed.supply.shape
+    channels, groups, tables = len(fixed.whole), len(fixed.is_ml), len(fixed.size)
+    some = max(1, groups)
+    float_shapes = {
+        "low": (channels, regions),
+        "high": (channels, regions),
+        "sums": (channels, 2),
+        "cost": (keys + 1,),
+        "lack": (channels - keys,),
+        "read": (some,),
+        "now": (N_NOW,),
+    }
+    int_shapes = {"counts": (channels, 3), "mask": (some,), "settled": (some,)}
+    floats, float_views = _views(np.dtype(np.float64), depth + 1, float_shapes)
+    ints, int_views = _views(np.dtype(np.int64), depth + 1, int_shapes)
+    levels = Levels(floats=floats, ints=ints, **float_views, **int_views)
+    levels.mask[0] = (1 << regions) - 1
+    for group in range(groups):
+        is_sure = not fixed.is_ml[group] or fixed.group_start[group + 1] - fixed.group_start[group] == 1
+        for entry in range(fixed.amount_start[group], fixed.amount_start[group + 1]):
+            channel, amount = fixed.channel[entry], fixed.amount[entry]
+            levels.high[0, channel] += amount
+            levels.sums[0, channel, MAY] += amount
+            levels.sums[0, channel, SURE] += amount if is_sure else 0.0
+            levels.counts[0, channel, ALIVE] += 1
+            levels.counts[0, channel, OPEN] += 1
+            if channel < keys and fixed.at_home[channel]:
+                levels.now[0, HOME_H] += amount
+    levels.low[0, keys] = levels.high[0, keys] = fixed.base
+    levels.sums[0, keys] = fixed.base.sum()
+    levels.counts[0, keys, ALIVE] = int(fixed.base.sum() > 0)
+    for table in range(tables):
+        size, replicas = fixed.size[table], int(fixed.replicas[table])
+        if size > 0:
+            levels.high[0, keys] += [0.0 if replicas >> r & 1 else size for r in range(regions)]
+            levels.sums[0, keys, MAY] += size
+            levels.sums[0, keys, SURE] += 0.0 if replicas else size
+            levels.counts[0, keys, ALIVE] += 1
+            levels.counts[0, keys, OPEN] += 1
+    return levels
+
+
+def tree_of(fixed: Fixed, depth: int) -> Tree:
+    """A tree of which nothing is searched."""
+    tables, regions = len(fixed.size), len(fixed.base)
+    return Tree(
+        home=np.full(tables, NONE, np.int64),
+        domain=np.full((depth + 1, tables), (1 << regions) - 1, np.int64),
+        table=np.zeros(depth + 1, np.int64),
+        child=np.zeros((depth + 1, regions), np.int64),
+        bound=np.zeros((depth + 1, regions)),
+        children=np.full(depth + 1, NONE, np.int64),
+        next=np.zeros(depth + 1, np.int64),
+        tried=np.zeros(regions),
+        room=np.zeros((2, regions)),
+        best_home=fixed.start.copy(),
+        best=np.zeros(1),
+        number=np.zeros(N_NUMBERS, np.int64),
+    )
+
+
+def _views(
+    kind: np.dtype[Any], depth: int, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+    """One array of `depth` rows and one more, and views of its columns by name and shape.
+
+    Neither a view that is empty nor one of a single row: the loops are compiled for views with gaps between rows.
+    """
+    whole = np.zeros((depth + 1, 1 + sum(math.prod(shape) for shape in shapes.values())), kind)
+    views, at = {}, 0
+    for name, shape in shapes.items():
+        columns = whole[:, at : at + math.prod(shape)]
+        views[name] = np.lib.stride_tricks.as_strided(
+            columns, (depth + 1, *shape), (columns.strides[0], *np.empty(shape, kind).strides)
+        )
+        at += math.prod(shape)
+    return whole, views
+
+
+def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]]) -> Longs:
+    """[T, 2] neighbours among tables that can be exchanged: the same size, home, replicas, and the same to all jobs.
+
+    `groups` are those of each table.
+    """
+    c = columns
+    alike: dict[object, list[list[int]]] = defaultdict(list)
+    for t, found in enumerate(groups):
+        jobs = tuple(sorted((g.is_ml, len(g.tables), g.per_byte, g.hours) for g in found))
+        classes = alike[float(c.size_bytes[t]), int(c.home[t]), int(replicas[t]), jobs]
+        for members in classes:
+            if _exchangeable(groups, members[0], t):
+                members.append(t)
+                break
+        else:
+            classes.append([t])
+    twin = np.full((len(c.home), 2), NONE, np.int64)
+    for members in (m for classes in alike.values() for m in classes):
+        for before, after in pairwise(members):
+            twin[before, 1], twin[after, 0] = after, before
+    return twin
+
+
+def _exchangeable(groups: Sequence[Sequence[Group]], one: int, other: int) -> bool:
+    """Whether the jobs are the same with the two tables exchanged (they tell neither from the other by size)."""
+
+    def seen(table: int) -> list[tuple[bool, list[int], float, tuple[tuple[int, float], ...]]]:
+        swap = {one: NONE, other: NONE}
+        return sorted((g.is_ml, sorted(swap.get(t, t) for t in g.tables), g.per_byte, g.hours) for g in groups[table])
+
+    return seen(one) == seen(other)
+
+
+def _shares(amount: Floats) -> Floats:
+    """Each row by its sum; zeros where that is zero."""
+    whole = amount.sum(axis=1, keepdims=True)
+    shares: Floats = np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
+    return shares
+
+
+def _starts(lengths: Sequence[int]) -> Longs:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> Longs:
+    return np.array([entry for entries in lists for entry in entries], np.int64)
