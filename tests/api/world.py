@@ -29,6 +29,7 @@ from infra.db.models import (
     Attempt,
     Cluster,
     Machine,
+    Partition,
     Region,
     Replica,
     Secret,
@@ -191,7 +192,9 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
     session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
-    session.add(Table(name="digits", size_bytes=5, home_region="north"))
+    session.add(Table(name="digits", home_region="north"))
+    session.flush()
+    session.add(Partition(data_table="digits", name="all", location="tables/digits/", size_bytes=5))
     session.flush()
     session.add(Replica(data_table="digits", region="north", state="ready", done_bytes=5, ready_at=func.now()))
 
