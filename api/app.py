@@ -17,9 +17,8 @@ from infra.config import Settings
 
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
-    keys.router, audit.router, regions.router, machines.router, snapshot.router, tables.router, partitions.router, usage.router, instance.router,
-    archives.router,
-    health.router,
+    keys.router, audit.router, regions.router, machines.router, snapshot.router, tables.router, partitions.router,
+    usage.router, instance.router, archives.router, health.router,
 )  # fmt: skip
 
 

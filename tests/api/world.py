@@ -173,7 +173,7 @@ class World:
 def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys: Mapping[str, str]) -> None:
     session.add_all([Tenant(name="vision", level=3, quota_gpus={"a100": 8}, quota_cpus_milli=64_000)])
     session.add_all([Tenant(name="speech", level=5, quota_gpus={"v100": 4})])
-    session.add_all([Region(name=name, bucket_url=url) for name, url in buckets.items()])
+    session.add_all([Region(name=name, bucket_url=url, storage_bytes=1000) for name, url in buckets.items()])
     session.flush()
     session.add_all([Cluster(region="north", name="alpha"), Cluster(region="south", name="beta")])
     session.flush()
