@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,9 @@ from infra.errors import MizzenError
 from mizzen.cli.output import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from mizzen.client.errors import ApiError
+
+if TYPE_CHECKING:
+    from server.usage_files import Row
 
 _BATCH = 500
 _SHOWN = 20
@@ -47,7 +50,7 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
 
     With --bad-rows refuse, nothing of a file is recorded that has a row that cannot be read.
     """
-    from server.usage_files import Row, read_usage
+    from server.usage_files import read_usage
 
     try:
         rows = list(read_usage(file))
@@ -72,14 +75,15 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
              name=str(done["recorded"]))  # fmt: skip
 
 
-def _record(session: Session, batch: Sequence[Any], wrong: dict[int, str], *, skip: bool) -> dict[str, int] | None:
+def _record(session: Session, batch: Sequence["Row"], wrong: dict[int, str], *, skip: bool) -> dict[str, int] | None:
     """What the API made of a batch; what it refuses goes into `wrong`, and is left out or (None) ends it."""
     left = list(batch)
     while left:
         try:
-            return dict(session.client.record_usage([row.run for row in left]))
+            answer = session.client.record_usage([row.run for row in left if row.run is not None])
+            return {"recorded": answer["recorded"], "known": answer["known"]}
         except ApiError as error:
-            bad = {}
+            bad: dict[int, str] = {}
             for problem in error.errors:
                 if found := _RUN.fullmatch(problem.path):
                     bad.setdefault(int(found[1]), f"{found[2] or 'run'}: {problem.value!r}: {problem.message}")

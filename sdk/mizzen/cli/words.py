@@ -66,8 +66,8 @@ def bytes_of(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
         raise ValueError(f"{text!r} is not a size such as 512MiB, 5PB or a number of bytes")
-    base = 1024 if found[3] else 1000
-    return round(float(found[1]) * base ** (" KMGTP".index(found[2]) if found[2] else 0))
+    power = " KMGTP".index(found[2]) if found[2] else 0
+    return round(float(found[1]) * float((1024 if found[3] else 1000) ** power))
 
 
 def pairs(mapping: Mapping[str, Any] | None) -> str:
