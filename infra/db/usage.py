@@ -83,28 +83,33 @@ def recurring_jobs(session: Session, now: datetime, window_days: float = DEFAULT
     )
 
 
+# Runs of a job repeat themselves: what they read is made distinct before it is taken apart.
 _JOBS = text("""
-    with run as materialized (
+    with run as not materialized (
         select * from usage_run
         where ended_at > cast(:now as timestamptz) - cast(:days as float8) * interval '1 day' and ended_at <= :now
+    ), total as (
+        select source, job, count(*) as runs, sum(cpu_hours) as cpu_hours,
+               min(ended_at) as first_at, max(ended_at) as last_at
+        from run group by source, job
     ), span as (
-        select source, least(:days, floor(extract(epoch from :now - min(ended_at))::float8 / 86400) + 1) as days
-        from run group by source
+        select source, least(:days, floor(extract(epoch from :now - min(first_at))::float8 / 86400) + 1) as days
+        from total group by source
     ), newest as (
         select distinct on (source, job) source, job, kind, app, priority
-        from run order by source, job, ended_at desc, run desc
-    ), total as (
-        select source, job, count(*) as runs, sum(cpu_hours) as cpu_hours from run group by source, job
+        from run join total using (source, job) where ended_at = last_at order by source, job, run desc
     ), typed as (
         select source, job, gpu.key as gpu_type, sum(gpu.value::float8) as hours
-        from run, jsonb_each_text(gpu_hours) as gpu group by source, job, gpu.key
+        from run, jsonb_each_text(gpu_hours) as gpu where gpu_hours <> '{}' group by source, job, gpu.key
     ), gpu as (
         select source, job, (array_agg(gpu_type order by hours desc, gpu_type collate "C"))[1] as gpu_type,
                sum(hours) as hours
         from typed group by source, job
+    ), listed as (
+        select distinct source, job, tables from run
     ), read as (
         select source, job, array_agg(distinct name collate "C") as tables
-        from run, unnest(tables) as read_table join data_table on name = read_table group by source, job
+        from listed, unnest(tables) as read_table join data_table on name = read_table group by source, job
     )
     select n.source, n.job, n.kind, n.app, n.priority, coalesce(r.tables, '{}') as tables, g.gpu_type,
            coalesce(g.hours, 0) / s.days as gpu_hours, t.cpu_hours / s.days as cpu_hours, t.runs / s.days as weight
