@@ -1,6 +1,7 @@
 """Commands about data against the real API: tables with partitions, settings of regions, usage files, the instance."""
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqlalchemy import delete, select
 from infra.db.logs import UsageRun
 from infra.db.models import Table
 from infra.db.session import transaction
+from infra.db.usage import recurring_jobs
 from mizzen.cli.app import run
 from mizzen.objects import open_store
 from server.tetris_commands import tetris
@@ -54,6 +56,12 @@ def write(tmp_path: Path) -> Write:
 def command(*arguments: object) -> int:
     """The exit code of `mizzen tetris`."""
     return tetris.main([str(a) for a in arguments], standalone_mode=False) or 0
+
+
+def tables_there(capsys: Capture) -> list[dict[str, Any]]:
+    """The tables that there are."""
+    assert run(["tables", "list", "-o", "json"]) == 0
+    return list(json.loads(capsys.readouterr().out))
 
 
 def _recorded(service: Service) -> list[str]:
@@ -181,6 +189,28 @@ def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
     path.write_text(HEADER)
     with pytest.raises(UsageFileError, match=r"usage\.parquet"):
         read_usage(path)
+
+
+def test_the_example_of_the_page(logs: Service, write: Write, checkout: Path, capsys: Capture) -> None:
+    """The file of docs/data.md is imported as the page says, and makes the job that it says."""
+    page = (checkout / "docs/data.md").read_text()
+    file = page.partition("<<'EOF'\n")[2].partition("    EOF")[0]
+    for key in ("tables/ads.clicks/ds=1/a", "tables/digits/a"):
+        open_store(logs.folder.as_uri()).put(key, b"1")
+    there = {t["name"] for t in tables_there(capsys)}
+    for name in {"ads.clicks", "digits"} - there:
+        assert run(["tables", "add", name, "--home-region", "north"]) == 0
+    capsys.readouterr()
+    path = write(textwrap.dedent(file))
+    for _ in range(2):
+        assert command("usage", "import", path) == 0
+        assert f"`{capsys.readouterr().out.strip()}`" in page
+    with transaction(logs.engine) as session:
+        found = recurring_jobs(session, datetime(2026, 11, 22, 12, tzinfo=UTC))
+        (job,) = [j for j in found if j.kind == "spark"]
+        assert (job.name, job.cpu_hours, job.weight) == ("spark/daily-clicks", 126.0, 1.0)
+        session.execute(delete(Table).where(Table.name == "ads.clicks"))
+    assert "has 126 CPU hours and weight 1" in page
 
 
 def test_long_files_go_in_batches(logs: Service, write: Write, capsys: Capture) -> None:
