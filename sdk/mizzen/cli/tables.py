@@ -49,7 +49,7 @@ _PARTITION_COLUMNS = (
 
 @click.group(cls=Commands)
 def tables() -> None:
-    """List input tables and their partitions; add, append or copy them."""
+    """List input tables; add, append or copy them."""
 
 
 @tables.command("list")
