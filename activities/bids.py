@@ -19,8 +19,8 @@ from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, PlacementRequest
+from infra.db.catalogue import ready_replicas
 from infra.db.logs import RegionBid
-from infra.db.models import Replica
 from infra.db.session import transaction
 from rms.gang import Planner
 from rms.refusal import no_hardware
@@ -93,19 +93,6 @@ def evictors(session: Session, workloads: Mapping[str, object] | Sequence[str]) 
     for victim, evictor in session.execute(_EVICTORS, {"ids": list(out)}):
         out[victim].add(evictor)
     return {workload: frozenset(found) for workload, found in out.items()}
-
-
-def ready_replicas(session: Session, tables: set[str] | Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each of `tables`, the regions that have a complete replica."""
-    out: dict[str, set[str]] = {table: set() for table in tables}
-    if out:
-        for table, region in session.execute(
-            select(Replica.data_table, Replica.region).where(
-                Replica.data_table.in_(sorted(out)), Replica.state == "ready"
-            )
-        ):
-            out[table].add(region)
-    return {table: frozenset(regions) for table, regions in out.items()}
 
 
 def closed(planner: Planner, asked: Asked) -> Bid:

@@ -4,7 +4,7 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 import rms.compare
-from activities.bids import Asked, placement_request, ready_replicas, region_bid
+from activities.bids import Asked, placement_request, region_bid
 from activities.held import Held, microseconds
 from activities.order import Entry
 from activities.reading import QueuedRow
@@ -13,6 +13,7 @@ from domain.protocol import DryRunRequest, DryRunResult
 from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec
 from gms.scan import Scan
+from infra.db.catalogue import ready_replicas
 from infra.db.session import transaction
 
 DRY_RUN_ID = "~dry-run"

@@ -24,7 +24,7 @@ from domain.reported import TaskProgress
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import changes, events, outbox
-from infra.db.logs import Audit, Event, Outbox
+from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Region, Workload
 from infra.db.session import in_thread, transaction
 from mizzen.objects.store import ObjectStore, open_store
@@ -177,6 +177,7 @@ class HouseActivities:
             known = exists().where(Workload.id == Event.workload)
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
             session.execute(delete(Audit).where(Audit.at < long_ago))
+            session.execute(delete(UsageRun).where(UsageRun.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
         return 0.0

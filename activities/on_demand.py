@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from activities.bids import ready_replicas
 from domain.ask import Ask
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db import events, outbox
+from infra.db.catalogue import ready_replicas, want_replica
 from infra.db.models import Replica, Table, Workload
 
 _NOT_ABOUT_DATA = frozenset({ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE})
@@ -49,15 +48,16 @@ def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[
     if not able:
         return []
     there: dict[str, set[str]] = defaultdict(set)
-    for replica in session.scalars(select(Replica).where(Replica.data_table.in_(ask.tables))):
+    coming = Replica.data_table.in_(ask.tables), Replica.state != "deleting", Replica.whole
+    for replica in session.scalars(select(Replica).where(*coming)):
         there[replica.region].add(replica.data_table)
     target = min(able, key=lambda b: (not there[b.region].issuperset(ask.tables), _soonest(b))).region
     out = []
     for table in sorted(ask.tables):
-        row = session.get(Replica, (table, target)) or _start(session, workload, table, target)
+        row = want_replica(session, table, target, workload=workload)
         if row is None:
             out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))
-        elif row.state != "ready":
+        elif row.state == "copying":
             out.append(_progress(session, row))
     return out
 
@@ -70,42 +70,12 @@ def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
     ).all()
 
 
-def _start(session: Session, workload: Workload, table: str, target: str) -> Replica | None:
-    """Starts a copy; None where there is nothing to copy from. One that others started meanwhile is found."""
-    known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
-    row = session.get(Replica, (table, target))
-    source = _source(session, known) if known is not None else None
-    if row is not None or source is None:
-        return row
-    row = Replica(
-        data_table=table, region=target, state="copying", source_region=source, requested_by=workload.id, done_bytes=0
-    )
-    session.add(row)
-    session.flush()
-    outbox.replicate(session, table, source, target)
-    events.record(
-        session,
-        "replica.copying",
-        tenant=workload.tenant,
-        workload=workload.id,
-        region=target,
-        detail={"table": table, "source": source},
-    )
-    return row
-
-
 def _soonest(bid: Bid) -> tuple[object, ...]:
     if bid.plan is not None:
         return (0, bid.plan.key)
     short = [r for r in bid.reasons if r.code is ReasonCode.INSUFFICIENT_CAPACITY]
     lacking = sum(int(str(r.detail.get("tasks", 0))) - int(str(r.detail.get("placeable", 0))) for r in short)
     return (1, (lacking, bid.region))
-
-
-def _source(session: Session, table: Table) -> str | None:
-    """The home region if its copy is complete, else the first region with a complete one."""
-    ready = ready_replicas(session, [table.name])[table.name]
-    return table.home_region if table.home_region in ready else min(ready, default=None)
 
 
 def _progress(session: Session, replica: Replica) -> Reason:

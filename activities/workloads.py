@@ -21,6 +21,7 @@ from infra.db.logs import Event, Waiting
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import transaction
+from infra.db.usage import record_attempt
 
 
 def locked(session: Session, workload_id: str) -> Workload:
@@ -178,6 +179,7 @@ class WorkloadActivities:
             )
             row.region = None
             _set_lost_work(session, attempt)
+            record_attempt(session, row, attempt)
             self._judge_machines(session, row.id, machines, request.blames_machine, phase)
             outbox.wake_scheduler(session)
 

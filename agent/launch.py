@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from domain.ids import NAME_PATTERN, is_name, run_id
+from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name, run_id
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -109,9 +109,12 @@ class LaunchDescription(_Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for name in (*self.jobs, *self.tables):
+        for name in self.jobs:
             if not is_name(name):
                 raise ValueError(f"name {name!r}: must match {NAME_PATTERN}")
+        for name in self.tables:
+            if not is_table_name(name):
+                raise ValueError(f"table {name!r}: must be {TABLE_RULE}")
         seen = set()
         for task in self.tasks:
             if task.job not in self.jobs or task.task >= self.jobs[task.job].tasks:
@@ -215,4 +218,4 @@ def environment(
 
 
 def _variable(name: str) -> str:
-    return name.upper().replace("-", "_")
+    return name.upper().replace("-", "_").replace(".", "__")

@@ -6,12 +6,12 @@ import re
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import Kind, Problem
-from domain.ids import NAME_PATTERN
+from domain.ids import NAME_PATTERN, TABLE_PATTERN, TABLE_RULE, is_table_name
 from infra.config import ApiSettings
 
 MAX_TEXT = 256
@@ -125,7 +125,17 @@ def _single_line(text: str) -> str:
     return text
 
 
+def _table_name(text: str) -> str:
+    if not is_table_name(text):
+        raise ValueError(f"must be {TABLE_RULE}")
+    return text
+
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=63)]
 """A name as `domain.ids.NAME_RULE` says."""
+TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN, max_length=127), AfterValidator(_table_name)]
+"""A table's name as `domain.ids.TABLE_RULE` says."""
+Bytes = Annotated[int, Field(ge=0, le=1 << 60, strict=True)]
+"""A size; at most 1 EiB."""
 Line = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_single_line)]
 """A short text of one line."""

@@ -21,7 +21,7 @@ _TAGS = [
     {"name": "following", "description": "Events, logs, reasons and the queue"},
     {"name": "tenants", "description": "Tenants, their quotas and secrets, and API keys"},
     {"name": "fleet", "description": "Regions, clusters and machines"},
-    {"name": "data", "description": "Tables, replicas and uploaded archives"},
+    {"name": "data", "description": "Tables with their partitions and replicas, who reads them, and uploaded archives"},
     {"name": "service", "description": "This process"},
 ]
 _DESCRIPTIONS = {

@@ -6,13 +6,30 @@ import time
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 NAME_RULE = "1 to 63 lower-case letters, digits and hyphens, with a letter or digit at both ends"
+TABLE_PATTERN = r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)?[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+DEFAULT_NAMESPACE = "default"
+TABLE_RULE = f"a name, or namespace.name where the namespace is not {DEFAULT_NAMESPACE}; each part is {NAME_RULE}"
+PARTITION_PATTERN = r"^[A-Za-z0-9_=:+@,-][A-Za-z0-9_=:+@,.-]{0,199}$"
+PARTITION_RULE = "1 to 200 letters, digits and _=:+@,.- with no dot at the start, such as ds=2026-11-22"
 _NAME = re.compile(NAME_PATTERN)
+_TABLE = re.compile(TABLE_PATTERN)
+_PARTITION = re.compile(PARTITION_PATTERN)
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a tenant, workload, job, region, cluster, machine or table (`NAME_RULE`)."""
+    """Whether `text` may name a tenant, workload, job, region, datacenter, cluster or machine (`NAME_RULE`)."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_table_name(text: str) -> bool:
+    """Whether `text` may name a table (`TABLE_RULE`). A name without a namespace is one of the default namespace."""
+    return _TABLE.fullmatch(text) is not None and not text.startswith(f"{DEFAULT_NAMESPACE}.")
+
+
+def is_partition_name(text: str) -> bool:
+    """Whether `text` may name a partition of a table (`PARTITION_RULE`)."""
+    return _PARTITION.fullmatch(text) is not None
 
 
 def _base32(number: int, digits: int) -> str:
@@ -84,8 +101,13 @@ def launch_key(workload_id: str, attempt: int) -> str:
 
 
 def table_prefix(table: str) -> str:
-    """Where a table's objects are in a region's bucket."""
+    """Where a table's objects are in a region's bucket. No table's are among another's: a dot is in no plain name."""
     return f"tables/{table}/"
+
+
+def partition_prefix(table: str, partition: str) -> str:
+    """Where a partition's objects are in a region's bucket, if the table has more than the one that is all of it."""
+    return f"{table_prefix(table)}{partition}/"
 
 
 def archive_key(sha256: str) -> str:

@@ -1,13 +1,14 @@
 """An instance of the placement of data: regions, tables, and the jobs that read them (MAST 3.2, 3.3).
 
-`docs/tetris-instances.md` says what each field means; `tetris.documents` reads and writes it as JSON.
+`docs/tetris-instances.md` says what each field means; `tetris.documents` reads it from JSON.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
 
 JobKind: TypeAlias = Literal["ml", "spark", "presto"]
+DOCUMENT_VERSION = 1
 HIGH_PRIORITY = 2
 """Jobs of this level or higher (1, 2) count for the training that is at home."""
 
@@ -71,6 +72,13 @@ class Instance:
     weights: Weights = Weights()
     home_threshold: float = 0.9
     move_quota_bytes: float | None = None
+
+
+def instance_document(instance: Instance) -> dict[str, Any]:
+    """The instance as its document, for JSON."""
+    body = asdict(instance)
+    body["weights"]["by_priority"] = {str(p): w for p, w in instance.weights.by_priority.items()}
+    return {"version": DOCUMENT_VERSION, **body}
 
 
 Homes: TypeAlias = Mapping[str, str]

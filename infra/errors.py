@@ -11,3 +11,7 @@ class ConfigurationError(MizzenError):
 
 class StackError(MizzenError):
     """A part of the embedded stack cannot run: a taken port, a folder in use, a server that does not come up."""
+
+
+class CatalogueError(MizzenError):
+    """What is known of regions and tables does not suffice for what was asked."""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from domain.instance import Score
+from domain.instance import DOCUMENT_VERSION, Score
 from infra.errors import ConfigurationError
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from tetris import documents
@@ -84,7 +84,7 @@ def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, o
     made = explain(columns, home)
     first = list(islice(made, _MOVES_SHOWN))
     if moves is not None:
-        _write(moves, {"version": documents.VERSION, "moves": [asdict(move) for move in chain(first, made)]})
+        _write(moves, {"version": DOCUMENT_VERSION, "moves": [asdict(move) for move in chain(first, made)]})
     for line in _summary(columns, home, first):
         err.print(line, highlight=False, markup=False, soft_wrap=True)
     if proved:

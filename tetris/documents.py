@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from domain.instance import Homes, Instance, Job, JobKind, Region, Score, Table, Weights
+from domain.instance import DOCUMENT_VERSION, Homes, Instance, Job, JobKind, Region, Score, Table, Weights
+from domain.instance import instance_document as instance_document  # the writer beside the readers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 
-VERSION = 1
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
 """How many errors of a document are told."""
@@ -172,16 +172,9 @@ def read_file(path: Path) -> bytes:
         raise DocumentError(f"{path}: {error.strerror}; give a JSON document") from None
 
 
-def instance_document(instance: Instance) -> dict[str, Any]:
-    """The instance as its document."""
-    body = asdict(instance)
-    body["weights"]["by_priority"] = {str(p): w for p, w in instance.weights.by_priority.items()}
-    return {"version": VERSION, **body}
-
-
 def plan_document(homes: Homes) -> dict[str, Any]:
     """The plan as its document, by name."""
-    return {"version": VERSION, "homes": dict(sorted(homes.items()))}
+    return {"version": DOCUMENT_VERSION, "homes": dict(sorted(homes.items()))}
 
 
 def score_document(found: Score) -> dict[str, Any]:
@@ -194,8 +187,8 @@ def _parse(kind: type[T], text: str | bytes) -> T:
         body = json.loads(text)
     except ValueError as error:
         raise DocumentError(f"not JSON: {error}") from None
-    if isinstance(body, dict) and body.get("version") != VERSION:
-        raise DocumentError(f"version: {body.get('version')!r}: this program reads version {VERSION}")
+    if isinstance(body, dict) and body.get("version") != DOCUMENT_VERSION:
+        raise DocumentError(f"version: {body.get('version')!r}: this program reads version {DOCUMENT_VERSION}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -1,24 +1,25 @@
 """Tables and their replicas."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
-from api.bodies import Body, JsonOnly, Name
-from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
+from api.bodies import Body, JsonOnly, Name, TableName
+from api.data.objects import partitions_of
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
-from api.state import State, StateOf
+from api.state import StateOf
 from api.views import View, write_audit
-from domain.ids import table_prefix
 from infra.db import events, outbox
-from infra.db.models import Region, Replica, Table, Workload
+from infra.db.catalogue import missing_since, want_replica
+from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
 
 router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 
@@ -26,7 +27,7 @@ router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 class TableBody(Body):
     """A table whose objects are in its home region's bucket already, under `tables/<name>/`."""
 
-    name: Name = Field(examples=["digits"])
+    name: TableName = Field(examples=["digits", "ads.clicks"])
     home_region: Name = Field(examples=["north"])
 
 
@@ -40,7 +41,13 @@ class ReplicaView(View):
     """A table's copy in a region."""
 
     region: str
-    state: str = Field(description="copying or ready")
+    state: str = Field(description="copying, ready, or deleting: its objects go at `delete_at`")
+    whole: bool = Field(description="Whether it is of the whole table, and not of some partitions only")
+    partitions: int = Field(description="Partitions that are there")
+    missing_since: datetime | None = Field(
+        description="Of a stale one: when the first partition was appended that it lacks. It is complete as of before"
+    )
+    delete_at: datetime | None
     source_region: str | None
     done_bytes: int
     total_bytes: int
@@ -53,6 +60,7 @@ class TableView(View):
     """An input table."""
 
     name: str
+    namespace: str
     size_bytes: int
     home_region: str
     created_at: datetime
@@ -63,6 +71,7 @@ class TableList(View):
     """Tables by name."""
 
     items: list[TableView]
+    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class ReplicaList(View):
@@ -72,27 +81,39 @@ class ReplicaList(View):
 
 
 @router.get("", summary="List tables")
-def list_tables(state: StateOf, _: Viewer) -> TableList:
-    """All tables with their replicas."""
+def list_tables(
+    state: StateOf,
+    _: Viewer,
+    namespace: Annotated[Name | None, Query(description="Only this namespace's")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[TableName | None, Query(description="After the table of this name")] = None,
+) -> TableList:
+    """Tables with their replicas, by name, a page at a time."""
+    statement = select(Table).order_by(Table.name).limit(limit + 1)
+    if namespace is not None:
+        statement = statement.where(Table.namespace == namespace)
+    if cursor is not None:
+        statement = statement.where(Table.name > cursor)
     with state.transaction() as session:
-        replicas: dict[str, list[Replica]] = defaultdict(list)
-        for replica in session.scalars(select(Replica).order_by(Replica.data_table, Replica.region)):
-            replicas[replica.data_table].append(replica)
-        rows = session.scalars(select(Table).order_by(Table.name))
-        return TableList(items=[_view(row, replicas[row.name]) for row in rows])
+        rows = session.scalars(statement).all()
+        shown, more = rows[:limit], len(rows) > limit
+        return TableList(items=_views(session, shown), next_cursor=shown[-1].name if more else None)
 
 
 @router.get("/{name}", summary="A table", responses=refusals(404))
 def get_table(name: str, state: StateOf, _: Viewer) -> TableView:
     """One table with its replicas."""
     with state.transaction() as session:
-        row = _find(session, name)
-        return _view(row, _replicas(session, name))
+        return _view(session, find_table(session, name))
 
 
 @router.post("", status_code=201, summary="Register a table", responses=refusals(409))
 def create_table(body: TableBody, response: Response, state: StateOf, caller: Operator) -> TableView:
-    """Registers the objects under `tables/<name>/` in the home region's bucket as a table with its first replica."""
+    """Registers the objects under `tables/<name>/` in the home region's bucket as a table with its first replica.
+
+    Where all of them are in folders, each folder is a partition, and others can be appended. Else the table is one
+    partition, `all`, that never changes.
+    """
     with state.transaction() as session:
         if session.get(Table, body.name) is not None:
             raise Problem(Kind.CONFLICT, f"there is a table {body.name} already")
@@ -100,44 +121,31 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
         if region is None:
             raise invalid("home_region", "there is no such region", body.home_region)
     # Not in a transaction: it asks another system.
-    size_bytes = _measure(state, region, body.name)
+    found = partitions_of(state, region, body.name)
+    size_bytes = sum(f.size_bytes for f in found)
     with state.transaction() as session:
-        row = Table(name=body.name, size_bytes=size_bytes, home_region=region.name)
-        session.add(row)
+        session.add(Table(name=body.name, home_region=region.name))
         session.flush()
-        session.add(
-            Replica(data_table=row.name, region=region.name, state="ready", done_bytes=size_bytes, ready_at=func.now())
+        session.add_all(
+            Partition(data_table=body.name, name=f.name, location=f.location, size_bytes=f.size_bytes) for f in found
         )
         session.flush()
-        events.record(session, "table.registered", region=region.name, detail={"table": row.name, "bytes": size_bytes})
-        write_audit(session, caller, "table.create", row.name, home_region=region.name, size_bytes=size_bytes)
+        session.add(
+            Replica(data_table=body.name, region=region.name, state="ready", done_bytes=size_bytes, ready_at=func.now())
+        )
+        session.flush()
+        events.record(session, "table.registered", region=region.name, detail={"table": body.name, "bytes": size_bytes})
+        write_audit(session, caller, "table.create", body.name, home_region=region.name, size_bytes=size_bytes)
         outbox.wake_scheduler(session)
-        session.refresh(row)
-        response.headers["Location"] = f"/v1/tables/{row.name}"
-        return _view(row, _replicas(session, row.name))
-
-
-def _measure(state: State, region: Region, table: str) -> int:
-    """Bytes of the table's objects.
-
-    Raises:
-        Problem: there is none, or the bucket cannot be read.
-    """
-    prefix = table_prefix(table)
-    try:
-        sizes = [info.size_bytes for info in state.store(region.bucket_url).list(prefix)]
-    except STORAGE_ERRORS as error:
-        raise storage_unavailable(error) from None
-    if not sizes:
-        raise invalid("name", f"the bucket of region {region.name} has no objects under {prefix}; put them there first")
-    return sum(sizes)
+        response.headers["Location"] = f"/v1/tables/{body.name}"
+        return _view(session, find_table(session, body.name))
 
 
 @router.delete("/{name}", status_code=204, summary="Forget a table", responses=refusals(404, 409))
 def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
     """Forgets a table. Its objects stay in the buckets. Refused while a workload that reads it has not ended."""
     with state.transaction() as session:
-        row = _find(session, name, lock=True)
+        row = find_table(session, name, lock=True)
         reads_it = Workload.spec["tables"].contains([name])
         readers = session.scalars(
             select(Workload.id).where(Workload.finished_at.is_(None), reads_it).order_by(Workload.id).limit(3)
@@ -152,57 +160,82 @@ def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
 
 @router.get("/{name}/replicas", summary="A table's replicas", responses=refusals(404))
 def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
-    """Where the table is, or is being copied to."""
+    """Where the table is, or is being copied to, and how stale it is there."""
     with state.transaction() as session:
-        row = _find(session, name)
-        view = partial(_replica, row)
-        return ReplicaList(items=[view(replica) for replica in _replicas(session, name)])
+        return ReplicaList(items=_view(session, find_table(session, name)).replicas)
 
 
 @router.post("/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409))
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
-    """Starts a copy. Where there is a replica, or one is on its way, it stays as it is."""
+    """Starts a copy of the whole table. Where there is one, or one is on its way, it stays as it is.
+
+    One that is being deleted is kept while its objects are there.
+    """
     with state.transaction() as session:
-        row = _find(session, name, lock=True)
+        find_table(session, name, lock=True)
         if session.get(Region, body.region) is None:
             raise invalid("region", "there is no such region", body.region)
-        replica = session.get(Replica, (name, body.region))
-        if replica is None:
-            ready = [r.region for r in _replicas(session, name) if r.state == "ready"]
-            if not ready:
-                raise Problem(Kind.CONFLICT, f"table {name} has no complete replica to copy from")
-            source = row.home_region if row.home_region in ready else ready[0]
-            replica = Replica(data_table=name, region=body.region, state="copying", source_region=source)
-            session.add(replica)
-            session.flush()
-            session.refresh(replica)
-            said = {"table": name, "source": source, "by": caller.id}
-            events.record(session, "replica.copying", region=body.region, detail=said)
-            write_audit(session, caller, "replica.create", f"{name}/{body.region}", source_region=source)
-            outbox.replicate(session, name, source, body.region)
-        return _replica(row, replica)
+        before = session.get(Replica, (name, body.region))
+        state_before = None if before is None or not before.whole else before.state
+        replica = want_replica(session, name, body.region, by=caller.id)
+        if replica is None or replica.state == "deleting":
+            raise Problem(
+                Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"
+            )
+        if replica.state != state_before:
+            target = f"{name}/{body.region}"
+            write_audit(session, caller, "replica.create", target, source_region=replica.source_region)
+        return next(r for r in _view(session, find_table(session, name)).replicas if r.region == body.region)
 
 
-def _find(session: Session, name: str, *, lock: bool = False) -> Table:
-    row = session.get(Table, name, with_for_update=lock)
+def find_table(session: Session, name: str, *, lock: bool = False) -> Table:
+    """The table's row.
+
+    Raises:
+        Problem: there is none.
+    """
+    row = session.get(Table, name, with_for_update=lock, populate_existing=True)
     if row is None:
         raise not_found("table", name)
     return row
 
 
-def _replicas(session: Session, name: str) -> list[Replica]:
-    return list(session.scalars(select(Replica).where(Replica.data_table == name).order_by(Replica.region)))
+def _view(session: Session, row: Table) -> TableView:
+    return _views(session, [row])[0]
 
 
-def _replica(table: Table, row: Replica) -> ReplicaView:
+def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
+    names = [row.name for row in rows]
+    replicas: dict[str, list[Replica]] = defaultdict(list)
+    for replica in session.scalars(select(Replica).where(Replica.data_table.in_(names)).order_by(Replica.region)):
+        replicas[replica.data_table].append(replica)
+    held, missing = _held(session, names), missing_since(session, names)
+    return [
+        TableView(
+            name=row.name, namespace=row.namespace, size_bytes=row.size_bytes, home_region=row.home_region,
+            created_at=row.created_at, replicas=[_replica(row, r, held, missing) for r in replicas[row.name]],
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], int]:
+    """How many partitions are there, by table and region."""
+    key = ReplicaPartition.data_table, ReplicaPartition.region
+    there = ReplicaPartition.data_table.in_(tables), ReplicaPartition.ready_at.is_not(None)
+    return {(t, r): count for t, r, count in session.execute(select(*key, func.count()).where(*there).group_by(*key))}
+
+
+def _replica(
+    table: Table,
+    row: Replica,
+    held: Mapping[tuple[str, str], int],
+    missing: Mapping[tuple[str, str], datetime],
+) -> ReplicaView:
+    key = row.data_table, row.region
     return ReplicaView(
-        region=row.region, state=row.state, source_region=row.source_region, done_bytes=row.done_bytes,
-        total_bytes=table.size_bytes, requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
-    )  # fmt: skip
-
-
-def _view(row: Table, replicas: list[Replica]) -> TableView:
-    return TableView(
-        name=row.name, size_bytes=row.size_bytes, home_region=row.home_region, created_at=row.created_at,
-        replicas=[_replica(row, replica) for replica in replicas],
+        region=row.region, state=row.state, whole=row.whole, partitions=held.get(key, 0),
+        missing_since=missing.get(key), delete_at=row.delete_at, source_region=row.source_region,
+        done_bytes=row.done_bytes, total_bytes=table.size_bytes, requested_by=row.requested_by,
+        created_at=row.created_at, ready_at=row.ready_at,
     )  # fmt: skip

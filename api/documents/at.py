@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from api.bodies import unstorable
 from api.documents.loading import Keys, Value
 from api.problems import FieldError
-from domain.ids import NAME_RULE, is_name
+from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
 _LONGEST_TYPO = 100
@@ -143,6 +143,25 @@ class At:
             elif name is not None:
                 found[name] = item
         return [(item, name) for name, item in found.items()]
+
+    def tables(self, most: int) -> "list[tuple[At, str]]":
+        """A list of different tables, as `domain.ids.TABLE_RULE` says, that have different variables in a task."""
+        found: dict[str, tuple[At, str]] = {}
+        for item in self.items("tables", most):
+            name = item.text("a table's name")
+            if name is None:
+                continue
+            if not is_table_name(name):
+                item.wrong(f"must be a table's name: {TABLE_RULE}")
+                continue
+            variable = name.replace(".", "--")
+            if variable not in found:
+                found[variable] = item, name
+            elif name == found[variable][1]:
+                item.wrong("is given twice")
+            else:
+                item.wrong(f"a task could not tell it from {found[variable][1]}: both have the same variable")
+        return list(found.values())
 
     def integer(self, low: int, high: int) -> int | None:
         """An integer within bounds."""

@@ -6,7 +6,7 @@ It describes; it does not judge: `workload` does, with better messages.
 from typing import Any
 
 from api.documents import jobs, workload
-from domain.ids import NAME_PATTERN, NAME_RULE
+from domain.ids import NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 
 Schema = dict[str, Any]
@@ -48,6 +48,7 @@ def _map(values: Schema, most: int, keys: str | None = None, description: str = 
 
 
 _NAME: Schema = {"type": "string", "pattern": NAME_PATTERN, "description": NAME_RULE}
+_TABLE: Schema = {"type": "string", "pattern": TABLE_PATTERN, "description": TABLE_RULE}
 _DURATION: Schema = {
     "anyOf": [{"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"}, {"type": "number", "minimum": 0}],
     "description": "30s, 10m, 2h, 1d, or a number of seconds",
@@ -108,7 +109,7 @@ DOCUMENT: Schema = _object(
         },
         "recurring": _NAME | {"description": "Name shared by the runs of a recurring workload"},
         "jobs": {"type": "array", "items": _JOB, "minItems": 1, "maxItems": jobs.MAX_JOBS},
-        "tables": {"type": "array", "items": _NAME, "maxItems": workload.MAX_TABLES, "description": "Input tables"},
+        "tables": {"type": "array", "items": _TABLE, "maxItems": workload.MAX_TABLES, "description": "Input tables"},
         "files": _map(
             {"type": "string"}, workload.MAX_FILES, description="Relative path to text, put into the working directory"
         ),

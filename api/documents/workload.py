@@ -70,7 +70,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
     tenant = tenant_at.name() if "tenant" in members else default_tenant
     if tenant is None and "tenant" not in members:
         at.missing("tenant", "give the tenant; only a key that has a tenant may leave it out")
-    tables = members["tables"].names("tables", MAX_TABLES) if "tables" in members else []
+    tables = members["tables"].tables(MAX_TABLES) if "tables" in members else []
     workdir = _read_workdir(members["workdir"]) if "workdir" in members else None
     allowed, excluded = _read_regions(members["regions"]) if "regions" in members else (None, [])
     fields = {

@@ -5,14 +5,17 @@ from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from api.auth import Viewer
+from api.auth import Operator, Viewer
+from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import not_found
+from api.problems import invalid, not_found
 from api.state import StateOf
-from api.views import View
-from infra.db.models import Cluster, Machine, Region
+from api.views import View, write_audit
+from infra.db.models import Cluster, Datacenter, Machine, Region
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
@@ -46,14 +49,41 @@ class ClusterView(View):
     gpus: dict[str, SlotsView]
 
 
+class DatacenterView(View):
+    """A datacenter of a region."""
+
+    name: str
+    storage_bytes: int | None
+    clusters: list[str]
+
+
 class RegionView(View):
     """A region."""
 
     name: str
     bucket_url: str
+    storage_bytes: int | None = Field(description="What its bucket may hold of tables; null: nobody has said it")
+    cpu_hours: dict[str, float] = Field(description="App to its quota of CPU hours a day; others have no limit")
+    datacenters: list[DatacenterView]
     clusters: list[str]
     machines: MachinesView
     gpus: dict[str, SlotsView]
+
+
+class RegionBody(Body):
+    """Settings of a region; what is left out stays as it is."""
+
+    storage_bytes: Bytes | None = Field(None, description="Null takes it back")
+    cpu_hours: dict[Name, Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="App to its quota of CPU hours a day, in place of all quotas", examples=[{"spark": 5000}]
+    )
+
+
+class DatacenterBody(Body):
+    """A datacenter, and the region's clusters that are in it."""
+
+    storage_bytes: Bytes | None = None
+    clusters: list[Name] = []
 
 
 class ClusterList(View):
@@ -74,19 +104,63 @@ def list_regions(state: StateOf, _: Viewer) -> RegionList:
     with state.transaction() as session:
         regions = session.scalars(select(Region).order_by(Region.name)).all()
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
+        datacenters = session.scalars(select(Datacenter).order_by(Datacenter.region, Datacenter.name)).all()
         machines = _grouped(session.scalars(select(Machine)), lambda m: m.region)
-        return RegionList(items=[_region(row, clusters, machines[row.name]) for row in regions])
+        return RegionList(items=[_region(row, clusters, datacenters, machines[row.name]) for row in regions])
 
 
 @router.get("/regions/{name}", summary="A region", responses=refusals(404))
 def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
     """One region."""
     with state.transaction() as session:
-        row = session.get(Region, name)
-        if row is None:
-            raise not_found("region", name)
-        clusters = session.scalars(select(Cluster).where(Cluster.region == name).order_by(Cluster.name)).all()
-        return _region(row, clusters, session.scalars(select(Machine).where(Machine.region == name)).all())
+        return _one(session, _find(session, name))
+
+
+@router.patch(
+    "/regions/{name}",
+    summary="Set what a region may hold and compute",
+    dependencies=[JsonOnly],
+    responses=refusals(404),
+)
+def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) -> RegionView:
+    """Sets what Tetris places tables by: the region's storage, and the CPU hours a day of each app's jobs there."""
+    with state.transaction() as session:
+        row = _find(session, name, lock=True)
+        changed = body.model_dump(include=body.model_fields_set)
+        if changed.get("cpu_hours", {}) is None:
+            raise invalid("cpu_hours", "must be a mapping of apps to CPU hours; {} is no quota")
+        for field, value in changed.items():
+            setattr(row, field, value)
+        write_audit(session, caller, "region.set", name, **changed)
+        return _one(session, row)
+
+
+@router.put(
+    "/regions/{name}/datacenters/{datacenter}",
+    summary="Set a datacenter",
+    dependencies=[JsonOnly],
+    responses=refusals(404),
+)
+def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: StateOf, caller: Operator) -> RegionView:
+    """Makes a datacenter of a region, or changes it. Clusters that are not named any more are in none."""
+    with state.transaction() as session:
+        region = _find(session, name, lock=True)
+        clusters = {c.name: c for c in session.scalars(select(Cluster).where(Cluster.region == name))}
+        for index, cluster in enumerate(body.clusters):
+            if cluster not in clusters:
+                there = ", ".join(sorted(clusters)) or "none"
+                raise invalid(f"clusters[{index}]", f"region {name} has no such cluster; it has {there}", cluster)
+        row = session.get(Datacenter, (name, datacenter)) or Datacenter(region=name, name=datacenter)
+        row.storage_bytes = body.storage_bytes
+        session.add(row)
+        session.flush()
+        for own in clusters.values():
+            if own.name in body.clusters:
+                own.datacenter = datacenter
+            elif own.datacenter == datacenter:
+                own.datacenter = None
+        write_audit(session, caller, "datacenter.set", f"{name}/{datacenter}", **body.model_dump())
+        return _one(session, region)
 
 
 @router.get("/clusters", summary="List clusters")
@@ -107,10 +181,37 @@ def list_clusters(
         return ClusterList(items=items)
 
 
-def _region(row: Region, clusters: Iterable[Cluster], machines: Iterable[Machine]) -> RegionView:
+def _find(session: Session, name: str, *, lock: bool = False) -> Region:
+    row = session.get(Region, name, with_for_update=lock)
+    if row is None:
+        raise not_found("region", name)
+    return row
+
+
+def _one(session: Session, row: Region) -> RegionView:
+    session.flush()
+    clusters = session.scalars(select(Cluster).where(Cluster.region == row.name).order_by(Cluster.name)).all()
+    own = select(Datacenter).where(Datacenter.region == row.name).order_by(Datacenter.name)
+    machines = session.scalars(select(Machine).where(Machine.region == row.name)).all()
+    return _region(row, clusters, session.scalars(own).all(), machines)
+
+
+def _region(
+    row: Region, clusters: Iterable[Cluster], datacenters: Iterable[Datacenter], machines: Iterable[Machine]
+) -> RegionView:
     own = list(machines)
-    names = [cluster.name for cluster in clusters if cluster.region == row.name]
-    return RegionView(name=row.name, bucket_url=row.bucket_url, clusters=names, machines=_counts(own), gpus=_slots(own))
+    here = [cluster for cluster in clusters if cluster.region == row.name]
+    centers = [
+        DatacenterView(
+            name=d.name, storage_bytes=d.storage_bytes, clusters=[c.name for c in here if c.datacenter == d.name]
+        )
+        for d in datacenters
+        if d.region == row.name
+    ]
+    return RegionView(
+        name=row.name, bucket_url=row.bucket_url, storage_bytes=row.storage_bytes, cpu_hours=row.cpu_hours,
+        datacenters=centers, clusters=[c.name for c in here], machines=_counts(own), gpus=_slots(own),
+    )  # fmt: skip
 
 
 def _grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[str, list[Machine]]:

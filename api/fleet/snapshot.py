@@ -21,7 +21,8 @@ from domain.live import (
 )
 from domain.phases import Phase
 from domain.spec import WorkloadSpec
-from infra.db.models import Allocation, Attempt, Machine, Region, Replica, Tenant, Workload
+from infra.db.catalogue import ready_replicas
+from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
@@ -90,7 +91,7 @@ def _workloads(session: Session) -> tuple[LiveWorkload, ...]:
     holdings = _holdings(session, current)
     regions = tuple(session.scalars(select(Region.name).order_by(Region.name)))
     specs = {row.id: WorkloadSpec.model_validate(row.spec) for row in live}
-    replicas = _replicas(session, {table for spec in specs.values() for table in spec.tables})
+    replicas = ready_replicas(session, {table for spec in specs.values() for table in spec.tables})
     return tuple(
         _workload(
             row, specs[row.id], _regions(specs[row.id], regions, replicas), ran_s[row.id], current.get(row.id), holdings
@@ -116,15 +117,9 @@ def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, lis
     return out
 
 
-def _replicas(session: Session, tables: Iterable[str]) -> dict[str, set[str]]:
-    out: dict[str, set[str]] = {table: set() for table in tables}
-    rows = select(Replica).where(Replica.data_table.in_(sorted(out)), Replica.state == "ready")
-    for replica in session.scalars(rows):
-        out[replica.data_table].add(replica.region)
-    return out
-
-
-def _regions(spec: WorkloadSpec, regions: Iterable[str], replicas: Mapping[str, set[str]]) -> tuple[str, ...] | None:
+def _regions(
+    spec: WorkloadSpec, regions: Iterable[str], replicas: Mapping[str, frozenset[str]]
+) -> tuple[str, ...] | None:
     if not spec.tables and spec.regions_allowed is None and not spec.regions_excluded:
         return None
     return tuple(r for r in regions if spec.allows_region(r) and all(r in replicas[t] for t in spec.tables))

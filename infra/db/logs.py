@@ -60,6 +60,28 @@ class Event(Base):
     )
 
 
+class UsageRun(Base):
+    """What one run of a job used: an attempt of a workload, or a run that was imported (`infra.db.usage`)."""
+
+    __tablename__ = "usage_run"
+    source: Mapped[str] = mapped_column(primary_key=True)
+    """`mizzen` for workloads; else who says it, such as `spark`."""
+    run: Mapped[str] = mapped_column(primary_key=True)
+    """Its id there; of a workload, `workload.attempt`."""
+    job: Mapped[str]
+    """The name that the runs of a recurring job share."""
+    kind: Mapped[str] = mapped_column(CheckConstraint("kind in ('ml', 'spark', 'presto')"))
+    app: Mapped[str | None]
+    """Whose quota of CPU hours it counts in (`Region.cpu_hours`)."""
+    priority: Mapped[int] = mapped_column(CheckConstraint("priority between 1 and 7"))
+    tables: Mapped[list[str]]
+    gpu_hours: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    """GPU type to hours."""
+    cpu_hours: Mapped[float] = mapped_column(CheckConstraint("cpu_hours >= 0"), server_default=text("0"))
+    ended_at: Mapped[datetime]
+    __table_args__ = (Index("usage_run_window", "ended_at"),)
+
+
 class Outbox(Base):
     """Mail to Temporal, written in the transaction that makes it true and delivered after it, at least once."""
 

@@ -71,6 +71,19 @@ class Region(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     bucket_url: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    storage_bytes: Mapped[int | None] = mapped_column(CheckConstraint("storage_bytes >= 0"))
+    """What its bucket may hold of tables; None: nobody has said it, and Tetris cannot place anything."""
+    cpu_hours: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    """App to its quota of CPU hours a day; an app that is not here has no limit."""
+
+
+class Datacenter(Base):
+    """A datacenter of a region, in which clusters and partitions are."""
+
+    __tablename__ = "datacenter"
+    region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    storage_bytes: Mapped[int | None] = mapped_column(CheckConstraint("storage_bytes >= 0"))
 
 
 class Cluster(Base):
@@ -81,6 +94,8 @@ class Cluster(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     manager: Mapped[str] = mapped_column(server_default="agent")
     """Which cluster manager starts tasks there: `agent` is our own node agents."""
+    datacenter: Mapped[str | None]
+    __table_args__ = (ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),)
 
 
 class Machine(Base):
@@ -280,28 +295,81 @@ class Eviction(Base):
 
 
 class Table(Base):
-    """An input table: a folder of objects with a home region."""
+    """An input table, made of partitions. Triggers (in the migrations) keep its size, and its home complete."""
 
     __tablename__ = "data_table"
     name: Mapped[str] = mapped_column(primary_key=True)
-    size_bytes: Mapped[int]
+    """`domain.ids.TABLE_RULE`."""
+    namespace: Mapped[str] = mapped_column(Computed("table_namespace(name)", persisted=True))
+    size_bytes: Mapped[int] = mapped_column(server_default="0")
+    """Of all its partitions."""
     home_region: Mapped[str] = mapped_column(ForeignKey("region.name"))
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    __table_args__ = (
+        CheckConstraint("name not like 'default.%'", name="data_table_name"),
+        Index("data_table_namespace", "namespace", "name"),
+    )
+
+
+class Partition(Base):
+    """A part of a table that never changes: new ones are appended, and they go only with their table."""
+
+    __tablename__ = "data_partition"
+    data_table: Mapped[str] = mapped_column(ForeignKey("data_table.name", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    location: Mapped[str]
+    """The folder of its objects in the bucket of each region that has it, with `/` at its end."""
+    size_bytes: Mapped[int] = mapped_column(CheckConstraint("size_bytes >= 0"))
+    checksum: Mapped[str | None] = mapped_column(CheckConstraint("checksum ~ '^sha256:[0-9a-f]{64}$'"))
+    """Of the lines that `sha256sum` prints for its objects, by path; None: nobody has said it."""
+    created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    """Set by the database: in the order in which the table's partitions became visible."""
 
 
 class Replica(Base):
-    """A table's copy in a region."""
+    """A table's copy in a region: whole, or of some of its partitions. The home's is one, too.
+
+    One that becomes ready has every partition of that moment; of what is appended later it lacks what
+    `ReplicaPartition` does not have (`infra.db.catalogue.missing_since`).
+    """
 
     __tablename__ = "replica"
     data_table: Mapped[str] = mapped_column(ForeignKey("data_table.name", ondelete="CASCADE"), primary_key=True)
     region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
-    state: Mapped[str] = mapped_column(CheckConstraint("state in ('copying', 'ready')"))
+    whole: Mapped[bool] = mapped_column(server_default=text("true"))
+    """Of the whole table; else of the partitions that have a row in `replica_partition`."""
+    state: Mapped[str]
+    delete_at: Mapped[datetime | None]
+    """Of one that is being deleted: its objects stay until then, and until then it can be taken back."""
     source_region: Mapped[str | None]
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
     """The workload for which it is made on demand."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
+    __table_args__ = (
+        CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
+        CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),
+    )
+
+
+class ReplicaPartition(Base):
+    """A partition that a replica has, or is to have."""
+
+    __tablename__ = "replica_partition"
+    data_table: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(primary_key=True)
+    datacenter: Mapped[str | None]
+    ready_at: Mapped[datetime | None]
+    """When it was there and verified; None: it is being copied."""
+    __table_args__ = (
+        ForeignKeyConstraint(["data_table", "region"], ["replica.data_table", "replica.region"], ondelete="CASCADE"),
+        ForeignKeyConstraint(
+            ["data_table", "partition"], ["data_partition.data_table", "data_partition.name"], ondelete="CASCADE"
+        ),
+        ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
+    )
 
 
 class Archive(Base):

@@ -26,7 +26,7 @@
 | `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK` | the same on its machine, and the index of the machine |
 | `MASTER_ADDR`, `MASTER_PORT` | rendezvous of the task's own job: where its rank 0 listens |
 
-`<NAME>` is the table's or job's name in upper case with `-` as `_`.
+`<NAME>` is the table's or job's name in upper case with `-` as `_` and `.` as `__`.
 """
 
 import os
@@ -42,7 +42,7 @@ _TABLE = "MIZZEN_TABLE_"
 
 def variable_name(name: str) -> str:
     """The form in which a table's or job's `name` occurs in a variable: `raw-text` is `RAW_TEXT`."""
-    return name.upper().replace("-", "_")
+    return name.upper().replace("-", "_").replace(".", "__")
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:

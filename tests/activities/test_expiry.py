@@ -69,6 +69,8 @@ def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> 
         session.add_all([Audit(actor="a", action="x", target="y"), Audit(actor="b", action="x", target="y")])
         session.flush()
         session.execute(text("update audit set at = now() - interval '91 days' where actor = 'a'"))
+        own = {"run": f"{old}.1"}
+        session.execute(text("update usage_run set ended_at = now() - interval '91 days' where run = :run"), own)
     ActivityEnvironment().run(house.expire)
     assert _keys(town) == {young, live, f"{old}-not"}
     with town.session() as session:
@@ -77,6 +79,7 @@ def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> 
         assert expired == {weeks}
         assert set(session.scalars(select(Event.workload))) == {weeks, young, live}
         assert session.scalars(select(Audit.actor)).all() == ["b"]
+        assert set(session.scalars(text("select run from usage_run"))) == {f"{weeks}.1", f"{young}.1"}
         assert set(session.scalars(select(Outbox.kind))) == {"wake"}
     before = town.dump()
     ActivityEnvironment().run(house.expire)

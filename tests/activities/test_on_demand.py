@@ -1,5 +1,7 @@
 """Data that is brought to hardware where no region has both: to which region, once, and what is told meanwhile."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from temporalio.testing import ActivityEnvironment
 
@@ -98,17 +100,50 @@ def test_only_what_is_missing_is_copied(fleet: World) -> None:
 
 
 def test_data_that_is_nowhere(fleet: World) -> None:
-    """A table without any complete replica, or that was forgotten meanwhile, is said to be nowhere."""
-    fleet.alter(Replica, ("words", "home"), state="copying")
-    first = fleet.submit(job(gpus=1), tables=("words",))
+    """A table that was forgotten meanwhile is said to be nowhere."""
     fleet.table("gone", 1, "home")
-    second = fleet.submit(job(gpus=1), tables=("gone",))
+    first = fleet.submit(job(gpus=1), tables=("gone",))
     with fleet.session() as session:
         session.delete(session.get_one(Table, "gone"))
-    third = fleet.submit(job(gpus=1))
+    second = fleet.submit(job(gpus=1))
     fleet.tick()
-    assert fleet.waiting(first)[0] == fleet.waiting(second)[0] == "data_nowhere"
-    assert _copies(fleet) == [] and fleet.workload(third).region is not None
+    assert fleet.waiting(first)[0] == "data_nowhere"
+    assert _copies(fleet) == [] and fleet.workload(second).region is not None
+
+
+def test_replicas_that_do_not_count(fleet: World) -> None:
+    """A replica of parts, or one that is being deleted, places nobody: the one is copied whole, the other kept."""
+    fleet.running(job(gpus=4), regions_allowed=("east",))
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="ready", whole=False))
+    workload = fleet.submit(job(gpus=2), tables=("words",))
+    fleet.tick()
+    assert _copies(fleet) == [("west", "words", workload)]
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.whole, row.state, row.source_region) == (True, "copying", "home")
+        row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(hours=1)
+    fleet.tick()
+    assert len(_copies(fleet)) == 1 and fleet.put_out("replicate") == 1
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.state, row.delete_at) == ("ready", None)
+    assert fleet.tick().awarded == 1 and fleet.workload(workload).region == "west"
+
+
+def test_a_replica_whose_time_is_over_is_no_target(fleet: World) -> None:
+    """What is being removed from a region is not brought there before it is gone."""
+    fleet.running(job(gpus=4), regions_allowed=("east",))
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="deleting", delete_at=datetime.now(UTC)))
+    workload = fleet.submit(job(gpus=2), tables=("words",))
+    fleet.tick()
+    assert _copies(fleet) == []
+    assert fleet.waiting(workload) == ["data_not_here east", "no_hardware home", "data_not_here west"]
+    with fleet.session() as session:
+        session.delete(session.get_one(Replica, ("words", "west")))
+    fleet.tick()
+    assert _copies(fleet) == [("west", "words", workload)]
 
 
 def test_no_copy_while_a_region_with_the_data_may_only_be_away(fleet: World) -> None:

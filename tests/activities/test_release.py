@@ -3,12 +3,14 @@
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import select
 from temporalio.exceptions import ApplicationError
 
 from activities.workloads import set_progress
 from domain.phases import Phase
 from domain.protocol import ReleaseRequest, TransitionRequest
 from domain.reported import TaskProgress
+from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine
 from tests.activities.invariants import check
 from tests.activities.world import World, job
@@ -40,6 +42,30 @@ def test_effects_that_are_carried_out_again_change_nothing(fleet: World) -> None
     fleet.release(workload, Phase.FAILED)
     assert fleet.dump() == before
     check(fleet)
+
+
+def test_an_attempt_leaves_what_it_read_and_used(fleet: World) -> None:
+    """All that it held since its tasks began, under its recurring name; an attempt whose tasks never ran, nothing."""
+    fleet.table("words", 10, "r")
+    jobs = (job(tasks=2, cpus_milli=3000),)
+    recurring = fleet.submit(*jobs, tables=("words",), recurring="nightly", level=5)
+    fleet.tick()
+    fleet.release(recurring, Phase.PENDING)
+    fleet.tick()
+    fleet.run(recurring, ago_s=7200)
+    fleet.release(recurring, Phase.PREEMPTED)
+    alone = fleet.running(*jobs, ago_s=3600)
+    fleet.release(alone, Phase.SUCCEEDED)
+    with fleet.session() as session:
+        first, second = session.scalars(select(UsageRun).order_by(UsageRun.run)).all()
+        ended = [session.get_one(Attempt, key).released_at for key in ((recurring, 2), (alone, 1))]
+    assert (first.source, first.run, first.job, first.kind) == ("mizzen", f"{recurring}.2", "t/nightly", "ml")
+    assert (first.app, first.priority, first.tables) == ("training", 5, ["words"])
+    assert (second.run, second.job, second.priority, second.tables) == (f"{alone}.1", f"t/{alone}", 3, [])
+    assert [first.ended_at, second.ended_at] == ended
+    for row, hours in ((first, 2), (second, 1)):
+        assert row.gpu_hours == {"a100": pytest.approx(2 * hours, rel=0.02)}
+        assert row.cpu_hours == pytest.approx(6 * hours, rel=0.02)
 
 
 def test_effects_on_an_older_attempt_change_nothing(fleet: World) -> None:

@@ -38,7 +38,7 @@ from infra.config import LifecycleSettings, SchedulerSettings, Settings
 from infra.db import events, outbox
 from infra.db.base import Base
 from infra.db.logs import SCHEMA, Outbox, Waiting
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Replica, Table, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Partition, Region, Replica, Table, Tenant, Workload
 from infra.db.session import transaction
 from mizzen.objects.store import ObjectStore, open_store
 
@@ -153,7 +153,9 @@ class World:
     def table(self, name: str, size_bytes: int, *regions: str, home: str | None = None) -> None:
         """A table with complete replicas in `regions`."""
         with self.session() as session:
-            session.add(Table(name=name, size_bytes=size_bytes, home_region=home or regions[0]))
+            session.add(Table(name=name, home_region=home or regions[0]))
+            session.flush()
+            session.add(Partition(data_table=name, name="all", location=f"tables/{name}/", size_bytes=size_bytes))
             session.flush()
             for region in regions:
                 session.add(Replica(data_table=name, region=region, state="ready", done_bytes=size_bytes))

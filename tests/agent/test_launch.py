@@ -45,7 +45,7 @@ LAUNCH: dict[str, Any] = {
         "uri": "file:///b/checkpoints/wl-1/",
         "machine_hazard_per_h": 0.025,
     },
-    "tables": {"raw-text": "file:///b/tables/raw-text/"},
+    "tables": {"raw-text": "file:///b/tables/raw-text/", "ads.clicks": "file:///b/tables/ads.clicks/"},
     "jobs": {
         "main": {
             "role": "worker",
@@ -96,6 +96,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_REPORT": "/runs/x/report/report.json",
         "MIZZEN_PYTHON": "/venv/bin/python",
         "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
+        "MIZZEN_TABLE_ADS__CLICKS": "file:///b/tables/ads.clicks/",
         "MIZZEN_JOB_MAIN_ADDR": "10.0.0.1:7001",
         "MIZZEN_JOB_PARAM_SERVER_ADDR": "10.0.0.2:7002",
         "CUDA_VISIBLE_DEVICES": "4,5",

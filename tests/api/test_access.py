@@ -16,13 +16,14 @@ from infra.config import Settings
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, World, document
 
 VALUES = {
-    "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1",
+    "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
     "sha256": ARCHIVE_SHA256,
 }  # fmt: skip
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
     "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
     "/v1/machines/{region}/{cluster}/{machine}", "/v1/tables", "/v1/tables/{name}", "/v1/tables/{name}/replicas",
+    "/v1/tables/{name}/partitions",
 }  # fmt: skip
 """What every key may read: the fleet and the tables belong to nobody."""
 LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit"}
@@ -36,6 +37,21 @@ BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/keys"): {"role": "operator"},
     ("post", "/v1/tables"): {"name": "digits", "home_region": "north"},
     ("post", "/v1/tables/{name}/replicas"): {"region": "south"},
+    ("post", "/v1/tables/{name}/partitions"): {"partitions": [{"name": "ds=1", "size_bytes": 1}]},
+    ("patch", "/v1/regions/{name}"): {"storage_bytes": 10**12},
+    ("put", "/v1/regions/{name}/datacenters/{datacenter}"): {"clusters": []},
+    ("post", "/v1/usage"): {
+        "runs": [
+            {
+                "source": "spark",
+                "run": "1",
+                "job": "j",
+                "kind": "spark",
+                "tables": [],
+                "ended_at": "2026-11-22T00:00:00Z",
+            }
+        ],
+    },
 }
 
 

@@ -174,14 +174,6 @@ async def test_replica_is_asked_for_once(world: World) -> None:
     assert (await act(world, "/v1/tables/nothing/replicas", body={"region": "south"})).status_code == 404
 
 
-async def test_replica_without_a_source(world: World) -> None:
-    """A table without a complete replica cannot be copied."""
-    with world.session() as session:
-        session.connection().exec_driver_sql("update replica set state = 'copying'")
-    answer = await act(world, "/v1/tables/digits/replicas", body={"region": "south"})
-    assert answer.status_code == 409
-
-
 async def test_table_that_is_read_stays(world: World) -> None:
     """A table goes only when no workload that has not ended reads it."""
     id_ = world.add_workload(Phase.PENDING, tables=("digits",))

@@ -29,6 +29,7 @@ from infra.db.models import (
     Attempt,
     Cluster,
     Machine,
+    Partition,
     Region,
     Replica,
     Secret,
@@ -172,7 +173,7 @@ class World:
 def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys: Mapping[str, str]) -> None:
     session.add_all([Tenant(name="vision", level=3, quota_gpus={"a100": 8}, quota_cpus_milli=64_000)])
     session.add_all([Tenant(name="speech", level=5, quota_gpus={"v100": 4})])
-    session.add_all([Region(name=name, bucket_url=url) for name, url in buckets.items()])
+    session.add_all([Region(name=name, bucket_url=url, storage_bytes=1000) for name, url in buckets.items()])
     session.flush()
     session.add_all([Cluster(region="north", name="alpha"), Cluster(region="south", name="beta")])
     session.flush()
@@ -191,7 +192,9 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
     session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
-    session.add(Table(name="digits", size_bytes=5, home_region="north"))
+    session.add(Table(name="digits", home_region="north"))
+    session.flush()
+    session.add(Partition(data_table="digits", name="all", location="tables/digits/", size_bytes=5))
     session.flush()
     session.add(Replica(data_table="digits", region="north", state="ready", done_bytes=5, ready_at=func.now()))
 

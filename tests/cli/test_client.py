@@ -196,7 +196,7 @@ def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> N
 def test_pages_are_fetched_as_needed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list over several pages has every workload once, newest first, and a limit cuts it."""
     ids = [client.submit({**DOCUMENT, "name": "paged"})["id"] for _ in range(5)]
-    monkeypatch.setattr("mizzen.client.client.PAGE", 2)
+    monkeypatch.setattr("mizzen.client.calls.PAGE", 2)
     assert [w["id"] for w in client.workloads(name="paged")] == ids[::-1]
     assert [w["id"] for w in client.workloads(name="paged", limit=3)] == ids[:1:-1]
 

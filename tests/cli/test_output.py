@@ -64,8 +64,8 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 def test_times_are_relative_and_sizes_have_units() -> None:
     """Past times read as `3m ago`, and bytes by powers of 1024."""
     assert words.ago((datetime.now(UTC) - timedelta(seconds=200)).isoformat()) == "3m ago"
-    sizes = [words.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50)]
-    assert sizes == ["0 B", "1023 B", "1.5 KiB", "300 MiB", "5120 TiB"]
+    sizes = [words.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50, 5 << 60)]
+    assert sizes == ["0 B", "1023 B", "1.5 KiB", "300 MiB", "5.0 PiB", "5120 PiB"]
 
 
 def test_reasons_and_resources_read_as_one_line() -> None:

@@ -13,7 +13,7 @@ import yaml
 from sqlalchemy import func, select
 
 from domain.phases import Phase
-from infra.db.models import Archive, Table, Workload
+from infra.db.models import Archive, Replica, Table, Workload
 from infra.db.session import transaction
 from mizzen.cli.app import run
 from mizzen.client.contexts import config_path, load_contexts
@@ -91,7 +91,9 @@ def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
     job = {**DOCUMENT["jobs"][0], "taks": 3, "tasks": "many"}
     files = [write("good.yaml", name="alone"), write("bad.yaml", jobs=[job]), write("odd.yaml", tables=["digts"])]
     with transaction(as_vision.engine) as session:
-        session.add(Table(name="digits", size_bytes=1, home_region="north"))
+        session.add(Table(name="digits", home_region="north"))
+        session.flush()
+        session.add(Replica(data_table="digits", region="north", state="ready"))
     assert run(["submit", *files]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -219,6 +219,7 @@ def test_the_environment_is_read_into_one_value() -> None:
             "MIZZEN_GANG_MTBF_S": "10800", "MIZZEN_MACHINE_HAZARD_PER_H": "0.04", "MIZZEN_GANG_MACHINES": "2",
             "MIZZEN_PLATFORM": "aws-spot",
             "MIZZEN_GRACE_S": "10.5", "MIZZEN_REPORT": "/r.json", "MIZZEN_TABLE_RAW_TEXT": "file:///tables/raw%20text",
+            "MIZZEN_TABLE_ADS__CLICKS": "file:///tables/ads.clicks",
             "MIZZEN_JOB_TRAINER_ADDR": "10.0.0.1:5000", "MIZZEN_JOB_PARAMETER_SERVER_ADDR": "10.0.0.2:5001",
             "CUDA_VISIBLE_DEVICES": "2,3", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
             "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000",
@@ -230,11 +231,12 @@ def test_the_environment_is_read_into_one_value() -> None:
         checkpoint_interval_s=5.0, checkpoint_keep=2, gang_mtbf_s=10800.0, machine_hazard_per_h=0.04, gang_machines=2,
         platform="aws-spot", grace_s=10.5, report="/r.json", gpus=("2", "3"), rank=1,
         world_size=4, local_rank=1, local_world_size=2, node_rank=0, master_addr="10.0.0.1", master_port=5000,
-        tables={"RAW_TEXT": "file:///tables/raw%20text"},
+        tables={"RAW_TEXT": "file:///tables/raw%20text", "ADS__CLICKS": "file:///tables/ads.clicks"},
         job_addresses={"TRAINER": "10.0.0.1:5000", "PARAMETER_SERVER": "10.0.0.2:5001"},
     )  # fmt: skip
     assert told.table("raw-text") == Path("/tables/raw text")
-    with pytest.raises(KeyError, match="MIZZEN_TABLE_DIGITS is not set: the tables of this workload are: RAW_TEXT"):
+    assert told.table("ads.clicks") == Path("/tables/ads.clicks")
+    with pytest.raises(KeyError, match="MIZZEN_TABLE_DIGITS is not set: the tables of this workload are: ADS__CL"):
         told.table("digits")
 
 

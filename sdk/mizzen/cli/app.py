@@ -39,11 +39,11 @@ class _Application(LazyGroup):
         },
         "The fleet": {
             "queue": Lazy("mizzen.cli.reading:queue", "Show the queue in its order."),
-            "regions": Lazy("mizzen.cli.fleet:regions", "List regions."),
+            "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set what they may hold."),
             "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
-            "tables": Lazy("mizzen.cli.fleet:tables", "List input tables; add or copy them."),
+            "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, append or copy them."),
             "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),
             "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),
             "audit": Lazy("mizzen.cli.tenants:audit", "Show who changed what."),

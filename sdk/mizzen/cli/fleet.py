@@ -1,4 +1,4 @@
-"""Commands about the fleet and the data: regions, clusters, machines and tables."""
+"""Commands about the fleet: regions, clusters and machines."""
 
 from collections.abc import Mapping
 from typing import IO, Any
@@ -7,8 +7,8 @@ import click
 
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, dump, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, complain, finish
+from mizzen.cli.output import Column, dump, emit_list
+from mizzen.cli.session import Command, Commands, Session, complain, finish, labels
 from mizzen.client.errors import ClientError
 
 
@@ -34,6 +34,8 @@ _PLACE_COLUMNS = (
 _REGION_COLUMNS = (
     *_PLACE_COLUMNS,
     Column("CLUSTERS", lambda r: ", ".join(r["clusters"]), drop=2, flexible=True),
+    Column("STORAGE", lambda r: None if r["storage_bytes"] is None else words.size(r["storage_bytes"]), drop=3),
+    Column("CPU HOURS", lambda r: words.pairs(r["cpu_hours"]), wide=True),
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
 )
 _CLUSTER_COLUMNS = (
@@ -65,11 +67,54 @@ _MACHINE_COLUMNS = (
 )
 
 
-@click.command(cls=Command)
+@click.group(cls=Commands)
+def regions() -> None:
+    """List regions; set what they may hold."""
+
+
+@regions.command("list")
 @click.pass_obj
-def regions(session: Session) -> None:
+def list_regions(session: Session) -> None:
     """List regions."""
     emit_list(session, session.client.regions(), _REGION_COLUMNS, name=_name)
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else words.bytes_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def _quotas(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    quotas = {}
+    for app, hours in labels(context, parameter, values).items():
+        try:
+            quotas[app] = float(hours)
+        except ValueError:
+            raise click.BadParameter(f"{app}={hours}: must be a number of hours", context, parameter) from None
+    return quotas
+
+
+@regions.command("set")
+@click.argument("name")
+@click.option("--storage", metavar="SIZE", callback=_size, help="What its bucket may hold of tables: 5PB.")
+@click.option("--cpu-hours", multiple=True, metavar="APP=HOURS", callback=_quotas, help="A day's quota; repeatable.")
+@click.option("--no-cpu-hours", is_flag=True, help="No quota for any app.")
+@click.pass_obj
+def set_region(
+    session: Session, name: str, storage: int | None, cpu_hours: dict[str, float], no_cpu_hours: bool
+) -> None:
+    """Set what a region may hold of tables, and the CPU hours a day of apps' jobs there (operators).
+
+    The quotas that are given take the place of all that there were.
+    """
+    settings: dict[str, Any] = {} if storage is None else {"storage_bytes": storage}
+    if cpu_hours or no_cpu_hours:
+        settings["cpu_hours"] = cpu_hours
+    if not settings:
+        raise click.UsageError("nothing to set: give --storage, --cpu-hours or --no-cpu-hours")
+    emit_list(session, [session.client.set_region(name, **settings)], _REGION_COLUMNS, name=_name)
 
 
 @click.command(cls=Command)
@@ -153,59 +198,3 @@ def drain(session: Session, machine_ids: tuple[str, ...]) -> None:
 def undrain(session: Session, machine_ids: tuple[str, ...]) -> None:
     """Take back a drain."""
     _set(session, machine_ids, "undrain")
-
-
-def _replicas(table: Mapping[str, Any]) -> str:
-    parts = []
-    for replica in table["replicas"]:
-        done = f" ({words.size(replica['done_bytes'])} copied)" if replica["state"] != "ready" else ""
-        parts.append(replica["region"] + done)
-    return ", ".join(parts)
-
-
-_TABLE_COLUMNS = (
-    Column("NAME", _name),
-    Column("SIZE", lambda t: words.size(t["size_bytes"]), right=True),
-    Column("HOME", lambda t: t["home_region"], drop=1),
-    Column("REPLICAS", _replicas, flexible=True),
-)
-
-
-@click.group(cls=Commands)
-def tables() -> None:
-    """List input tables; add or copy them."""
-
-
-@tables.command("list")
-@click.pass_obj
-def list_tables(session: Session) -> None:
-    """List tables and where their replicas are."""
-    emit_list(session, session.client.tables(), _TABLE_COLUMNS, name=_name)
-
-
-@tables.command()
-@click.argument("name")
-@click.option("--home-region", required=True, help="The region in whose bucket it is, under tables/NAME/.")
-@click.pass_obj
-def add(session: Session, name: str, home_region: str) -> None:
-    """Register the objects under tables/NAME/ of a region's bucket as a table."""
-    emit_list(session, [session.client.add_table(name, home_region)], _TABLE_COLUMNS, name=_name)
-
-
-@tables.command()
-@click.argument("name")
-@click.argument("region")
-@click.pass_obj
-def replicate(session: Session, name: str, region: str) -> None:
-    """Start a copy of a table to a region (operators)."""
-    session.client.replicate_table(name, region)
-    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
-
-
-@tables.command()
-@click.argument("name")
-@click.pass_obj
-def rm(session: Session, name: str) -> None:
-    """Forget a table."""
-    session.client.remove_table(name)
-    emit_one(session, {"removed": name}, lambda: name, name=name)

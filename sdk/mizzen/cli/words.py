@@ -1,9 +1,11 @@
 """Times, sizes and other values as people read them."""
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGTP]?)(i?)B?")
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -48,11 +50,24 @@ def size(bytes_: float | None) -> str | None:
     """`512 B`, `1.5 MiB`."""
     if bytes_ is None:
         return None
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if bytes_ < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if bytes_ < 1024 or unit == "PiB":
             return f"{bytes_:.0f} {unit}" if unit == "B" or bytes_ >= 100 else f"{bytes_:.1f} {unit}"
         bytes_ /= 1024
     return None
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of `512MiB` (powers of 1024), `5PB` (of 1000) or `4096`.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is not a size such as 512MiB, 5PB or a number of bytes")
+    power = " KMGTP".index(found[2]) if found[2] else 0
+    return round(float(found[1]) * float((1024 if found[3] else 1000) ** power))
 
 
 def pairs(mapping: Mapping[str, Any] | None) -> str:

@@ -7,23 +7,23 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
-from urllib.parse import quote
 
 from mizzen.client import following, views
+from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
+from mizzen.client.data import Data
 from mizzen.client.errors import Invalid
-from mizzen.client.transport import Params, Pauses, Transport
+from mizzen.client.transport import Pauses, Transport
 
 if TYPE_CHECKING:
     from mizzen.client.archives import Archive
 
-PAGE = 500
 _POLL_FIRST_S = 0.25
 _POLL_LONGEST_S = 3.0
 _POLLS_PER_S = 20.0
 
 
-class Client:
+class Client(Data):
     """Talks to one API. Methods raise `mizzen.client.errors.ClientError`s and return the API's JSON (`views`).
 
     `patience_s` is how long a call is tried again while the API is unreachable or busy; waiting and following, which
@@ -204,7 +204,7 @@ class Client:
 
         With `follow` it goes on as they happen, over lost connections too, and ends with the workload's last event.
         """
-        path = _path("workloads", workload_id, "events") if workload_id else _path("events")
+        path = path_of("workloads", workload_id, "events") if workload_id else path_of("events")
         ended = None if workload_id is None else lambda: self._patiently(workload_id)["phase"] in views.TERMINAL_PHASES
         return following.events(self._transport, path, self._pauses(follow), after, follow, ended)
 
@@ -226,7 +226,7 @@ class Client:
         attempts, each of which `on_attempt` is told of; no line comes twice.
         """
         params = {"job": job, "task": task}
-        logs = following.Logs(self._transport, _path("workloads", workload_id, "logs"), params, self._pauses(follow))
+        logs = following.Logs(self._transport, path_of("workloads", workload_id, "logs"), params, self._pauses(follow))
         if not follow:
             yield from logs.now(attempt, tail)
             return
@@ -252,12 +252,12 @@ class Client:
 
     def _is_released(self, workload_id: str, attempt: int) -> bool:
         answer = self._transport.request(
-            "GET", _path("workloads", workload_id, "attempts"), patience_s=self._follow_patience_s
+            "GET", path_of("workloads", workload_id, "attempts"), patience_s=self._follow_patience_s
         )
         return all(a["released_at"] is not None for a in answer["items"] if a["attempt"] == attempt)
 
     def _patiently(self, workload_id: str) -> views.WorkloadDetail:
-        answer = self._transport.request("GET", _path("workloads", workload_id), patience_s=self._follow_patience_s)
+        answer = self._transport.request("GET", path_of("workloads", workload_id), patience_s=self._follow_patience_s)
         return cast(views.WorkloadDetail, answer)
 
     def _pauses(self, follow: bool) -> Pauses:
@@ -346,51 +346,7 @@ class Client:
         answer = self._call("POST", "machines", *machine_id.split("/"), action, body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
-    def tables(self) -> list[views.Table]:
-        """The tables with their replicas."""
-        return self._items("tables")
-
-    def table(self, name: str) -> views.Table:
-        """One table with its replicas."""
-        return cast(views.Table, self._call("GET", "tables", name))
-
-    def add_table(self, name: str, home_region: str) -> views.Table:
-        """Register the objects under `tables/<name>/` in the region's bucket as a table."""
-        return cast(views.Table, self._call("POST", "tables", body={"name": name, "home_region": home_region}))
-
-    def replicate_table(self, name: str, region: str) -> views.Replica:
-        """Start a copy of a table to a region (operators)."""
-        answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
-        return cast(views.Replica, answer)
-
-    def remove_table(self, name: str) -> None:
-        """Forget a table."""
-        self._call("DELETE", "tables", name)
-
     # ------------------------------------------------------------------------------------------------------- inside
-
-    def _call(self, method: str, *parts: str, **options: Any) -> Any:
-        return self._transport.request(method, _path(*parts), **options)
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:
         return cast(views.Workload, self._call("POST", "workloads", workload_id, action, idempotent=idempotent))
-
-    def _items(self, *parts: str, params: Params | None = None) -> list[Any]:
-        return cast(list[Any], self._call("GET", *parts, params=params)["items"])
-
-    def _pages(self, path: str, params: dict[str, Any], limit: int | None) -> Iterator[Any]:
-        left = limit
-        cursor = None
-        while left is None or left > 0:
-            size = PAGE if left is None else min(PAGE, left)
-            page = self._call("GET", path, params={**params, "limit": size, "cursor": cursor})
-            items = page["items"] if left is None else page["items"][:left]
-            yield from items
-            left = None if left is None else left - len(items)
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                return
-
-
-def _path(*parts: str) -> str:
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)

@@ -302,11 +302,22 @@ class MachineCounts(TypedDict):
     cordoned: int
 
 
+class Datacenter(TypedDict):
+    """A datacenter of a region."""
+
+    name: str
+    storage_bytes: int | None
+    clusters: list[str]
+
+
 class Region(TypedDict):
     """A region."""
 
     name: str
     bucket_url: str
+    storage_bytes: int | None
+    cpu_hours: dict[str, float]
+    datacenters: list[Datacenter]
     clusters: list[str]
     machines: MachineCounts
     gpus: dict[str, Slots]
@@ -351,29 +362,6 @@ class MachineDetail(Machine):
     """A machine with the workloads on it, as far as the key may see them."""
 
     workloads: list[str]
-
-
-class Replica(TypedDict):
-    """A table's copy in a region; `state` is copying or ready."""
-
-    region: str
-    state: str
-    source_region: str | None
-    done_bytes: int
-    total_bytes: int
-    requested_by: str | None
-    created_at: str
-    ready_at: str | None
-
-
-class Table(TypedDict):
-    """An input table."""
-
-    name: str
-    size_bytes: int
-    home_region: str
-    created_at: str
-    replicas: list[Replica]
 
 
 class AuditEntry(TypedDict):

@@ -1,0 +1,178 @@
+"""Partitions of tables: appended, listed, never changed."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field, StringConstraints
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.auth import Operator, Viewer
+from api.bodies import Body, Bytes, JsonOnly
+from api.data.objects import size_of
+from api.data.tables import find_table
+from api.openapi import refusals
+from api.problems import FieldError, Kind, Problem
+from api.state import State, StateOf
+from api.views import View, write_audit
+from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
+from infra.db import events
+from infra.db.models import Partition, Region
+
+router = APIRouter(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])
+MAX_APPENDED = 100
+_PartitionName = Annotated[str, StringConstraints(pattern=PARTITION_PATTERN)]
+
+
+class PartitionBody(Body):
+    """A partition whose objects are in the home region's bucket already, under `tables/<table>/<name>/`."""
+
+    name: _PartitionName = Field(examples=["ds=2026-11-22"])
+    size_bytes: Bytes = Field(description="Of all its objects")
+    checksum: str | None = Field(
+        None,
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="SHA-256 of the lines that `sha256sum` prints for its objects' paths in its folder, sorted by path",
+    )
+
+
+class AppendBody(Body):
+    """Partitions that are appended all or none."""
+
+    partitions: list[PartitionBody] = Field(min_length=1, max_length=MAX_APPENDED)
+
+
+class PartitionView(View):
+    """A partition of a table."""
+
+    name: str
+    location: str = Field(description="Its folder in the bucket of every region that has it")
+    size_bytes: int
+    checksum: str | None
+    created_at: datetime
+
+
+class PartitionList(View):
+    """Partitions by name."""
+
+    items: list[PartitionView]
+    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
+
+
+@router.get("", summary="A table's partitions", responses=refusals(404))
+def list_partitions(
+    name: str,
+    state: StateOf,
+    _: Viewer,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[_PartitionName | None, Query(description="After the partition of this name")] = None,
+) -> PartitionList:
+    """The table's partitions by name, a page at a time."""
+    with state.transaction() as session:
+        find_table(session, name)
+        statement = select(Partition).where(Partition.data_table == name).order_by(Partition.name).limit(limit + 1)
+        if cursor is not None:
+            statement = statement.where(Partition.name > cursor)
+        rows = session.scalars(statement).all()
+        shown, more = rows[:limit], len(rows) > limit
+        return PartitionList(items=[_view(row) for row in shown], next_cursor=shown[-1].name if more else None)
+
+
+@router.post("", summary="Append partitions", responses=refusals(404, 409))
+def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Operator) -> PartitionList:
+    """Appends partitions at the table's home. One that is there already, with the same content, stays as it is."""
+    _check_distinct(body.partitions)
+    with state.transaction() as session:
+        region = session.get_one(Region, find_table(session, name).home_region)
+        new = _not_there(session, name, body.partitions)
+    # Not in a transaction: it asks another system.
+    _check_objects(state, region, name, body.partitions, new)
+    with state.transaction() as session:
+        table = find_table(session, name, lock=True)
+        if table.home_region != region.name:
+            raise Problem(Kind.CONFLICT, f"table {name} has moved to {table.home_region} meanwhile; append there")
+        new = _not_there(session, name, body.partitions)
+        session.add_all(
+            Partition(
+                data_table=name, name=p.name, location=partition_prefix(name, p.name), size_bytes=p.size_bytes,
+                checksum=p.checksum,
+            )
+            for p in new
+        )  # fmt: skip
+        session.flush()
+        if new:
+            added: dict[str, Any] = {"partitions": [p.name for p in new], "bytes": sum(p.size_bytes for p in new)}
+            events.record(session, "table.appended", region=region.name, detail={"table": name, **added})
+            write_audit(session, caller, "table.append", name, **added)
+        rows = _rows(session, name, body.partitions)
+        return PartitionList(items=[_view(rows[p.name]) for p in body.partitions], next_cursor=None)
+
+
+def _check_distinct(asked: Sequence[PartitionBody]) -> None:
+    seen: set[str] = set()
+    wrong = []
+    for index, partition in enumerate(asked):
+        if partition.name in seen:
+            wrong.append(FieldError(f"partitions[{index}].name", "is given twice", partition.name))
+        seen.add(partition.name)
+    _refuse(Kind.INVALID_REQUEST, wrong)
+
+
+def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> list[PartitionBody]:
+    """Those of the partitions that the table does not have.
+
+    Raises:
+        Problem: it has one with other content, or is one partition itself.
+    """
+    rows = _rows(session, table, asked)
+    wrong = []
+    for index, partition in enumerate(asked):
+        row = rows.get(partition.name)
+        if row is not None:
+            for field in ("size_bytes", "checksum"):
+                given, there = getattr(partition, field), getattr(row, field)
+                if given != there:
+                    told = f"partition {partition.name} is there with {there}, and never changes; use another name"
+                    wrong.append(FieldError(f"partitions[{index}].{field}", told, given))
+    _refuse(Kind.CONFLICT, wrong)
+    new = [p for p in asked if p.name not in rows]
+    single = Partition.data_table == table, Partition.location == table_prefix(table)
+    if new and session.scalar(select(Partition.name).where(*single)) is not None:
+        detail = f"table {table} is one partition: it has objects outside folders, which no partition could be beside"
+        raise Problem(Kind.CONFLICT, detail)
+    return new
+
+
+def _check_objects(
+    state: State, region: Region, table: str, asked: Sequence[PartitionBody], new: Sequence[PartitionBody]
+) -> None:
+    wrong = []
+    for partition in new:
+        location, index = partition_prefix(table, partition.name), asked.index(partition)
+        there = size_of(state, region, location)
+        if there is None:
+            told = f"the bucket of the table's home {region.name} has no objects under {location}; put them there first"
+            wrong.append(FieldError(f"partitions[{index}].name", told, partition.name))
+        elif there != partition.size_bytes:
+            told = f"the objects under {location} in {region.name} have {there} bytes"
+            wrong.append(FieldError(f"partitions[{index}].size_bytes", told, partition.size_bytes))
+    _refuse(Kind.INVALID_REQUEST, wrong)
+
+
+def _refuse(kind: Kind, wrong: Sequence[FieldError]) -> None:
+    if wrong:
+        raise Problem(kind, "; ".join(f"{e.path}: {e.message}" for e in wrong[:5]), errors=wrong)
+
+
+def _rows(session: Session, table: str, asked: Sequence[PartitionBody]) -> dict[str, Partition]:
+    named = Partition.data_table == table, Partition.name.in_([p.name for p in asked])
+    return {row.name: row for row in session.scalars(select(Partition).where(*named))}
+
+
+def _view(row: Partition) -> PartitionView:
+    return PartitionView(
+        name=row.name, location=row.location, size_bytes=row.size_bytes, checksum=row.checksum,
+        created_at=row.created_at,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Gathering an instance of the placement of data (MAST 3.2): the catalogue, the fleet and the usage at one moment."""
+
+from collections import defaultdict
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from domain.instance import Instance, Region, Table
+from infra.db import models
+from infra.db.usage import DEFAULT_WINDOW_DAYS, recurring_jobs
+from infra.errors import CatalogueError
+
+_HOURS_A_DAY = 24
+_FETCHED = 5000
+
+
+def gather(session: Session, *, now: datetime | None = None, window_days: float = DEFAULT_WINDOW_DAYS) -> Instance:
+    """The instance as of the session's transaction, which should be a snapshot (`REPEATABLE READ`).
+
+    All hours are a day's. Supply is of the machines that are not lost, cordoned ones included: they come back. A
+    table's replicas are those of all of it that are ready, stale ones included. The window of usage ends `now`, by
+    default the time of the transaction.
+
+    Raises:
+        CatalogueError: there is no region, or one whose storage nobody has said.
+        ValueError: `window_days` is not above 0.
+    """
+    until = now or session.execute(select(func.transaction_timestamp())).scalar_one()
+    return Instance(
+        regions=_regions(session), tables=_tables(session), jobs=recurring_jobs(session, until, window_days)
+    )
+
+
+def _regions(session: Session) -> tuple[Region, ...]:
+    supply: dict[str, dict[str, float]] = defaultdict(dict)
+    machine = models.Machine
+    slots = (
+        select(machine.region, machine.gpu_type, func.sum(machine.gpus))
+        .where(machine.state != "lost", machine.gpu_type.is_not(None), machine.gpus > 0)
+        .group_by(machine.region, machine.gpu_type)
+        .order_by(machine.region, machine.gpu_type)
+    )
+    for region, gpu_type, gpus in session.execute(slots):
+        supply[region][str(gpu_type)] = float(gpus) * _HOURS_A_DAY
+    rows = session.scalars(select(models.Region).order_by(models.Region.name)).all()
+    if not rows:
+        raise CatalogueError("regions: there are none; add one with a bucket first")
+    if unsaid := [row.name for row in rows if row.storage_bytes is None]:
+        raise CatalogueError(
+            f"storage_bytes of region {', '.join(unsaid)}: not set; say what the bucket may hold of tables"
+            " (mizzen regions set REGION --storage 5PB)"
+        )
+    return tuple(
+        Region(row.name, float(row.storage_bytes or 0), supply[row.name], dict(sorted(row.cpu_hours.items())))
+        for row in rows
+    )
+
+
+def _tables(session: Session) -> tuple[Table, ...]:
+    table, replica = models.Table, models.Replica
+    elsewhere = (
+        select(replica.data_table, func.array_agg(replica.region).label("regions"))
+        .join(table, table.name == replica.data_table)
+        .where(replica.state == "ready", replica.whole, replica.region != table.home_region)
+        .group_by(replica.data_table)
+        .subquery()
+    )
+    statement = (
+        select(table.name, table.size_bytes, table.home_region, elsewhere.c.regions)
+        .outerjoin(elsewhere, elsewhere.c.data_table == table.name)
+        .order_by(table.name.collate("C"))
+        .execution_options(yield_per=_FETCHED)
+    )
+    return tuple(
+        Table(name, float(size_bytes), home, tuple(sorted(regions or ())))
+        for name, size_bytes, home, regions in session.execute(statement)
+    )

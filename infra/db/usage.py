@@ -1,0 +1,119 @@
+"""Usage of tables by jobs: what each run read and used, and the recurring jobs that the runs of a window are."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from domain.instance import Job
+from domain.priority import LOWEST_LEVEL
+from domain.spec import WorkloadSpec
+from infra.db.logs import UsageRun
+from infra.db.models import Attempt, Tenant, Workload
+
+OWN_SOURCE = "mizzen"
+OWN_APP = "training"
+"""The app of workloads in a region's quotas of CPU hours."""
+DEFAULT_WINDOW_DAYS = 30.0
+_FETCHED = 5000
+
+
+def record_runs(session: Session, runs: Sequence[dict[str, Any]]) -> int:
+    """Writes runs (columns of `UsageRun`), but for those whose source and id are there already; how many were new."""
+    if not runs:
+        return 0
+    statement = insert(UsageRun).on_conflict_do_nothing().returning(UsageRun.run)
+    return len(session.execute(statement, runs).all())
+
+
+def record_attempt(session: Session, row: Workload, attempt: Attempt) -> None:
+    """Writes what an attempt used that has been released, if its tasks ran: all it held, from their start on.
+
+    Runs of a recurring workload share its tenant's name for it; others are known by the workload's own name.
+    """
+    if attempt.started_at is None or attempt.released_at is None:
+        return
+    spec = WorkloadSpec.model_validate(row.spec)
+    hours = max(0.0, (attempt.released_at - attempt.started_at).total_seconds() / 3600)
+    level = session.get_one(Tenant, row.tenant).level
+    run = {
+        "source": OWN_SOURCE,
+        "run": f"{row.id}.{attempt.attempt}",
+        "job": f"{row.tenant}/{spec.recurring or spec.name}",
+        "kind": "ml",
+        "app": OWN_APP,
+        "priority": min(max(level, row.level or level), LOWEST_LEVEL),
+        "tables": list(spec.tables),
+        "gpu_hours": {kind: slots * hours for kind, slots in attempt.gpu_types.items()},
+        "cpu_hours": attempt.cpus_milli / 1000 * hours,
+        "ended_at": attempt.released_at,
+    }
+    record_runs(session, [run])
+
+
+def recurring_jobs(session: Session, now: datetime, window_days: float = DEFAULT_WINDOW_DAYS) -> tuple[Job, ...]:
+    """The jobs that ran in the window before `now`, by source and name, as `source/job`.
+
+    A job has the tables that any of its runs read and the catalogue has, the GPU type that took most of its hours, and
+    kind, app and priority of its newest run. Its hours, and its weight (the number of runs), are a day's: of the days
+    for which its source has told of runs, from the first one's end in the window on, up to `window_days`.
+
+    Raises:
+        ValueError: `window_days` is not above 0.
+    """
+    if not window_days > 0:
+        raise ValueError(f"window_days: {window_days!r}: must be above 0")
+    rows = session.execute(_JOBS.execution_options(yield_per=_FETCHED), {"now": now, "days": window_days})
+    return tuple(
+        Job(
+            name=f"{r.source}/{r.job}",
+            kind=r.kind,
+            tables=tuple(r.tables),
+            priority=r.priority,
+            app=r.app,
+            gpu_type=r.gpu_type,
+            gpu_hours=r.gpu_hours,
+            cpu_hours=r.cpu_hours,
+            weight=r.weight,
+        )
+        for r in rows
+    )
+
+
+# Runs of a job repeat themselves: what they read is made distinct before it is taken apart.
+_JOBS = text("""
+    with run as not materialized (
+        select * from usage_run
+        where ended_at > cast(:now as timestamptz) - cast(:days as float8) * interval '1 day' and ended_at <= :now
+    ), total as (
+        select source, job, count(*) as runs, sum(cpu_hours) as cpu_hours,
+               min(ended_at) as first_at, max(ended_at) as last_at
+        from run group by source, job
+    ), span as (
+        select source, least(:days, floor(extract(epoch from :now - min(first_at))::float8 / 86400) + 1) as days
+        from total group by source
+    ), newest as (
+        select distinct on (source, job) source, job, kind, app, priority
+        from run join total using (source, job) where ended_at = last_at order by source, job, run desc
+    ), typed as (
+        select source, job, gpu.key as gpu_type, sum(gpu.value::float8) as hours
+        from run, jsonb_each_text(gpu_hours) as gpu where gpu_hours <> '{}' group by source, job, gpu.key
+    ), gpu as (
+        select source, job, (array_agg(gpu_type order by hours desc, gpu_type collate "C"))[1] as gpu_type,
+               sum(hours) as hours
+        from typed group by source, job
+    ), listed as (
+        select distinct source, job, tables from run
+    ), read as (
+        select source, job, array_agg(distinct name collate "C") as tables
+        from listed, unnest(tables) as read_table join data_table on name = read_table group by source, job
+    )
+    select n.source, n.job, n.kind, n.app, n.priority, coalesce(r.tables, '{}') as tables, g.gpu_type,
+           coalesce(g.hours, 0) / s.days as gpu_hours, t.cpu_hours / s.days as cpu_hours, t.runs / s.days as weight
+    from newest as n join span as s using (source) join total as t using (source, job)
+        left join gpu as g using (source, job) left join read as r using (source, job)
+    order by n.source collate "C", n.job collate "C"
+""")

@@ -1,0 +1,114 @@
+"""Commands about tables, their partitions and replicas."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.session import Commands, Session
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str(item["name"])
+
+
+def _replicas(table: Mapping[str, Any]) -> str:
+    return ", ".join(replica["region"] + _said(replica) for replica in table["replicas"])
+
+
+def _said(replica: Mapping[str, Any]) -> str:
+    if replica["state"] == "copying":
+        said = f"{words.size(replica['done_bytes'])} copied"
+    elif replica["state"] == "deleting":
+        said = f"goes at {words.clock(replica['delete_at'])}"
+    elif not replica["whole"]:
+        said = f"{replica['partitions']} partitions"
+    elif replica["missing_since"] is not None:
+        said = f"stale for {words.between(replica['missing_since'], None)}"
+    else:
+        return ""
+    return f" ({said})"
+
+
+_TABLE_COLUMNS = (
+    Column("NAME", _name),
+    Column("SIZE", lambda t: words.size(t["size_bytes"]), right=True),
+    Column("HOME", lambda t: t["home_region"], drop=1),
+    Column("REPLICAS", _replicas, flexible=True),
+)
+_PARTITION_COLUMNS = (
+    Column("NAME", _name),
+    Column("SIZE", lambda p: words.size(p["size_bytes"]), right=True),
+    Column("CREATED", lambda p: words.ago(p["created_at"]), drop=1),
+    Column("CHECKSUM", lambda p: p["checksum"], drop=2, flexible=True),
+    Column("LOCATION", lambda p: p["location"], wide=True),
+)
+
+
+@click.group(cls=Commands)
+def tables() -> None:
+    """List input tables; add, append or copy them."""
+
+
+@tables.command("list")
+@click.option("--namespace", help="Only this namespace's; names without a dot are in `default`.")
+@click.pass_obj
+def list_tables(session: Session, namespace: str | None) -> None:
+    """List tables and where their replicas are."""
+    emit_list(session, session.client.tables(namespace), _TABLE_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name")
+@click.option("--home-region", required=True, help="The region in whose bucket it is, under tables/NAME/.")
+@click.pass_obj
+def add(session: Session, name: str, home_region: str) -> None:
+    """Register the objects under tables/NAME/ of a region's bucket as a table: NAME, or NAMESPACE.NAME.
+
+    Where all of them are in folders, each folder is a partition.
+    """
+    emit_list(session, [session.client.add_table(name, home_region)], _TABLE_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name")
+@click.pass_obj
+def partitions(session: Session, name: str) -> None:
+    """List a table's partitions."""
+    emit_list(session, list(session.client.partitions(name)), _PARTITION_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name")
+@click.argument("partition")
+@click.option("--bytes", "size_bytes", type=click.IntRange(min=0), required=True, help="Of all its objects.")
+@click.option("--checksum", metavar="sha256:HEX", help="Of what sha256sum prints for its objects, by path.")
+@click.pass_obj
+def append(session: Session, name: str, partition: str, size_bytes: int, checksum: str | None) -> None:
+    """Append a partition whose objects are under tables/NAME/PARTITION/ of the home region's bucket (operators).
+
+    It never changes afterwards. Appended again as it is, it stays.
+    """
+    given = {"name": partition, "size_bytes": size_bytes, "checksum": checksum}
+    emit_list(session, session.client.append_partitions(name, [given]), _PARTITION_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name")
+@click.argument("region")
+@click.pass_obj
+def replicate(session: Session, name: str, region: str) -> None:
+    """Start a copy of a table to a region (operators)."""
+    session.client.replicate_table(name, region)
+    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name")
+@click.pass_obj
+def rm(session: Session, name: str) -> None:
+    """Forget a table."""
+    session.client.remove_table(name)
+    emit_one(session, {"removed": name}, lambda: name, name=name)

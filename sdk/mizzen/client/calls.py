@@ -1,0 +1,39 @@
+"""Calls of the API that the client's parts are made of: one, a list, and pages."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import quote
+
+from mizzen.client.transport import Params, Transport
+
+PAGE = 500
+
+
+class Calls:
+    """What makes a call; each part of the client is one."""
+
+    _transport: Transport
+
+    def _call(self, method: str, *parts: str, **options: Any) -> Any:
+        return self._transport.request(method, path_of(*parts), **options)
+
+    def _items(self, *parts: str, params: Params | None = None) -> list[Any]:
+        return cast(list[Any], self._call("GET", *parts, params=params)["items"])
+
+    def _pages(self, path: str, params: dict[str, Any], limit: int | None) -> Iterator[Any]:
+        left = limit
+        cursor = None
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            page = self._call("GET", *path.split("/"), params={**params, "limit": size, "cursor": cursor})
+            items = page["items"] if left is None else page["items"][:left]
+            yield from items
+            left = None if left is None else left - len(items)
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+
+def path_of(*parts: str) -> str:
+    """The path of a resource, whose parts may hold any character."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)

@@ -1,0 +1,58 @@
+"""The client's part about data: tables with partitions and replicas, where they may be, and who reads them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from mizzen.client import data_views as views
+from mizzen.client.calls import Calls
+from mizzen.client.views import Region
+
+
+class Data(Calls):
+    """Tables, settings of regions, usage, and the instance of the placement of data."""
+
+    def tables(self, namespace: str | None = None) -> list[views.Table]:
+        """The tables with their replicas; of one namespace."""
+        return list(self._pages("tables", {"namespace": namespace}, None))
+
+    def table(self, name: str) -> views.Table:
+        """One table with its replicas."""
+        return cast(views.Table, self._call("GET", "tables", name))
+
+    def add_table(self, name: str, home_region: str) -> views.Table:
+        """Register the objects under `tables/<name>/` in the region's bucket as a table."""
+        return cast(views.Table, self._call("POST", "tables", body={"name": name, "home_region": home_region}))
+
+    def remove_table(self, name: str) -> None:
+        """Forget a table."""
+        self._call("DELETE", "tables", name)
+
+    def partitions(self, table: str) -> Iterator[views.Partition]:
+        """A table's partitions by name."""
+        return self._pages(f"tables/{table}/partitions", {}, None)
+
+    def append_partitions(self, table: str, partitions: Sequence[Mapping[str, Any]]) -> list[views.Partition]:
+        """Append partitions (`name`, `size_bytes`, `checksum`), whose objects are in the home's bucket, all or none.
+
+        What is there already with the same content stays, so it may be done again; with other content it is a conflict.
+        """
+        body = {"partitions": list(partitions)}
+        answer = self._call("POST", "tables", table, "partitions", body=body, idempotent=True)
+        return cast(list[views.Partition], answer["items"])
+
+    def replicate_table(self, name: str, region: str) -> views.Replica:
+        """Start a copy of a table to a region (operators)."""
+        answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
+        return cast(views.Replica, answer)
+
+    def set_region(self, name: str, **settings: Any) -> Region:
+        """Set `storage_bytes` or `cpu_hours` (app to hours a day) of a region; what is left out stays (operators)."""
+        return cast(Region, self._call("PATCH", "regions", name, body=settings))
+
+    def record_usage(self, runs: Sequence[Mapping[str, Any]]) -> views.Recorded:
+        """Record runs of jobs, all or none; those whose source and id are known stay as they are (operators)."""
+        return cast(views.Recorded, self._call("POST", "usage", body={"runs": list(runs)}, idempotent=True))
+
+    def instance(self, window_days: float | None = None) -> Mapping[str, Any]:
+        """Regions, tables and recurring jobs as an instance document: what `mizzen tetris solve` takes (operators)."""
+        return cast(Mapping[str, Any], self._call("GET", "tetris", "instance", params={"window_days": window_days}))

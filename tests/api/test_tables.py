@@ -1,0 +1,276 @@
+"""Tables, their partitions and replicas, settings of regions, usage, and the instance that is made of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select, text
+
+from domain.instance import Instance
+from infra.db.logs import Audit, UsageRun
+from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table
+from tests.api.test_workloads import act, get, mail
+from tests.api.world import World, document
+from tetris.documents import read_instance
+
+CLICKS = "/v1/tables/ads.clicks"
+SHA = "sha256:" + "ab" * 32
+
+
+def _put(world: World, region: str, *keys: str, size: int = 10) -> None:
+    for key in keys:
+        world.buckets[region].put(f"tables/ads.clicks/{key}", bytes(size))
+
+
+async def _clicks(world: World) -> Any:
+    """A table of two days at home in the north."""
+    _put(world, "north", "ds=1/a", "ds=1/b", "ds=2/x/c")
+    made = await act(world, "/v1/tables", body={"name": "ads.clicks", "home_region": "north"})
+    assert made.status_code == 201, made.text
+    return made.json()
+
+
+def _stale(world: World) -> None:
+    """The table has a replica in the south."""
+    with world.session() as session:
+        session.add(Replica(data_table="ads.clicks", region="south", state="ready"))
+
+
+async def _append(world: World, *partitions: dict[str, Any]) -> Any:
+    return await act(world, f"{CLICKS}/partitions", body={"partitions": list(partitions)})
+
+
+def _errors(answer: Any) -> list[tuple[str, str]]:
+    return [(e["path"], e["message"]) for e in answer.json()["errors"]]
+
+
+async def test_folders_are_partitions(world: World) -> None:
+    """A table whose objects are all in folders has a partition for each; the namespace is before the dot."""
+    made = await _clicks(world)
+    assert (made["name"], made["namespace"], made["size_bytes"]) == ("ads.clicks", "ads", 30)
+    found = await get(world, f"{CLICKS}/partitions")
+    assert [(p["name"], p["location"], p["size_bytes"], p["checksum"]) for p in found["items"]] == [
+        ("ds=1", "tables/ads.clicks/ds=1/", 20, None), ("ds=2", "tables/ads.clicks/ds=2/", 10, None),
+    ]  # fmt: skip
+    assert [(r["partitions"], r["whole"], r["missing_since"]) for r in made["replicas"]] == [(2, True, None)]
+    page = await get(world, f"{CLICKS}/partitions", limit=1)
+    assert [p["name"] for p in page["items"]] == ["ds=1"]
+    page = await get(world, f"{CLICKS}/partitions", limit=1, cursor=page["next_cursor"])
+    assert ([p["name"] for p in page["items"]], page["next_cursor"]) == (["ds=2"], None)
+
+
+async def test_tables_come_in_pages_and_by_namespace(world: World) -> None:
+    """A page ends where the next one begins; a name without a dot is in the default namespace."""
+    await _clicks(world)
+    page = await get(world, "/v1/tables", limit=1)
+    assert ([t["name"] for t in page["items"]], page["next_cursor"]) == (["ads.clicks"], "ads.clicks")
+    page = await get(world, "/v1/tables", limit=1, cursor=page["next_cursor"])
+    assert ([t["name"] for t in page["items"]], page["next_cursor"]) == (["digits"], None)
+    assert [t["name"] for t in (await get(world, "/v1/tables", namespace="default"))["items"]] == ["digits"]
+
+
+async def test_names_that_tables_cannot_have(world: World) -> None:
+    """A table has one name, in one namespace; a folder that could not be a partition is named."""
+    for name in ("default.digits", "a.b.c", ".b", "a.", "A.b"):
+        answer = await act(world, "/v1/tables", body={"name": name, "home_region": "north"})
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "name")
+        assert answer.json()["errors"][0]["value"] == name
+    _put(world, "north", "ds 1/a")
+    answer = await act(world, "/v1/tables", body={"name": "ads.clicks", "home_region": "north"})
+    assert "tables/ads.clicks/ds 1/" in answer.json()["errors"][0]["message"]
+
+
+async def test_partitions_are_appended_once(world: World) -> None:
+    """An append grows the table and its home at once; again it changes nothing, and other replicas are stale."""
+    await _clicks(world)
+    _stale(world)
+    _put(world, "north", "ds=3/a", size=7)
+    new = {"name": "ds=3", "size_bytes": 7, "checksum": SHA}
+    first, again = await _append(world, new), await _append(world, {"name": "ds=1", "size_bytes": 20}, new)
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert first.json()["items"][0] == again.json()["items"][1]
+    table = await get(world, CLICKS)
+    assert table["size_bytes"] == 37
+    assert [(r["region"], r["partitions"], r["missing_since"]) for r in table["replicas"]] == [
+        ("north", 3, None), ("south", 2, first.json()["items"][0]["created_at"]),
+    ]  # fmt: skip
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all() == ["table.create", "table.append"]
+
+
+async def test_partitions_with_other_content_are_a_conflict(world: World) -> None:
+    """What is there never changes: the error says what it is, and nothing of the request is appended."""
+    await _clicks(world)
+    _put(world, "north", "ds=3/a")
+    answer = await _append(
+        world,
+        {"name": "ds=3", "size_bytes": 10},
+        {"name": "ds=1", "size_bytes": 21},
+        {"name": "ds=2", "size_bytes": 10, "checksum": SHA},
+    )
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:conflict")
+    assert _errors(answer) == [
+        ("partitions[1].size_bytes", "partition ds=1 is there with 20, and never changes; use another name"),
+        ("partitions[2].checksum", "partition ds=2 is there with None, and never changes; use another name"),
+    ]
+    assert (await get(world, CLICKS))["size_bytes"] == 30
+
+
+async def test_partitions_must_be_at_home_first(world: World) -> None:
+    """Objects that are not there, or of another size, are told with where they were looked for."""
+    await _clicks(world)
+    _put(world, "north", "ds=3/a")
+    answer = await _append(world, {"name": "ds=3", "size_bytes": 11}, {"name": "ds=4", "size_bytes": 1})
+    assert answer.status_code == 422
+    assert _errors(answer) == [
+        ("partitions[0].size_bytes", "the objects under tables/ads.clicks/ds=3/ in north have 10 bytes"),
+        (
+            "partitions[1].name",
+            "the bucket of the table's home north has no objects under tables/ads.clicks/ds=4/; put them there first",
+        ),
+    ]
+    twice = await _append(world, *[{"name": "ds=3", "size_bytes": 10}] * 2)
+    assert _errors(twice) == [("partitions[1].name", "is given twice")]
+    for wrong in ({"name": "../x"}, {"checksum": "md5:00"}, {"size_bytes": -1}):
+        assert (await _append(world, {"name": "ds=3", "size_bytes": 10, **wrong})).status_code == 422
+
+
+async def test_a_table_of_one_partition_stays_one(world: World) -> None:
+    """A table with objects outside folders is the partition `all`, and no other can be appended."""
+    found = await get(world, "/v1/tables/digits/partitions")
+    assert [(p["name"], p["location"]) for p in found["items"]] == [("all", "tables/digits/")]
+    world.buckets["north"].put("tables/digits/ds=1/a", b"1")
+    body = {"partitions": [{"name": "ds=1", "size_bytes": 1}]}
+    answer = await act(world, "/v1/tables/digits/partitions", body=body)
+    assert (answer.status_code, "one partition" in answer.json()["detail"]) == (409, True)
+
+
+async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
+    """Asked for again before its time is over, a replica stays as it is; after it, it is gone first."""
+    await _clicks(world)
+    _stale(world)
+    for left, status in ((timedelta(hours=1), 202), (timedelta(0), 409)):
+        with world.session() as session:
+            row = session.get_one(Replica, ("ads.clicks", "south"))
+            row.state, row.delete_at = "deleting", datetime.now(UTC) + left
+        answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
+        assert answer.status_code == status
+    assert mail(world) == [("wake", None, {})] * 2  # at the table's registration, and when the replica was kept
+    assert "being deleted" in answer.json()["detail"]
+
+
+async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
+    """Its partitions and replicas go with it."""
+    await _clicks(world)
+    assert (await act(world, CLICKS, method="DELETE")).status_code == 204
+    with world.session() as session:
+        for model in (Table, Partition, Replica, ReplicaPartition):
+            assert session.scalars(select(text("1")).select_from(model)).all() == [1]  # of the table digits
+
+
+async def test_workloads_name_tables_of_namespaces(world: World) -> None:
+    """A document names a table with its namespace; two that would have one variable are refused."""
+    await _clicks(world)
+    world.buckets["north"].put("tables/ads--clicks/a", b"1")
+    assert (await act(world, "/v1/tables", body={"name": "ads--clicks", "home_region": "north"})).status_code == 201
+    made = await act(world, "/v1/workloads", body=document(tables=["digits", "ads.clicks"]))
+    assert (made.status_code, made.json()["tables"]) == (202, ["digits", "ads.clicks"])
+    assert (await act(world, CLICKS, method="DELETE")).status_code == 409
+    wrong = await act(world, "/v1/workloads", body=document(tables=["ads--clicks", "ads.clicks", "default.digits"]))
+    assert [path for path, _ in _errors(wrong)] == ["tables[1]", "tables[2]"]
+    assert "could not tell it from ads--clicks" in _errors(wrong)[0][1]
+
+
+async def test_settings_of_regions(world: World) -> None:
+    """What is left out stays; quotas are replaced whole; who changed it is noted."""
+    changed = await act(world, "/v1/regions/north", method="PATCH", body={"storage_bytes": 10**15})
+    assert (changed.status_code, changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (200, 10**15, {})
+    changed = await act(world, "/v1/regions/north", method="PATCH", body={"cpu_hours": {"spark": 5000}})
+    assert (changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (10**15, {"spark": 5000})
+    assert await get(world, "/v1/regions/north") == changed.json()
+    for body, path in (
+        ({"storage_bytes": -1}, "storage_bytes"),
+        ({"cpu_hours": None}, "cpu_hours"),
+        ({"cpu_hours": {"spark": -1}}, "cpu_hours.spark"),
+    ):
+        answer = await act(world, "/v1/regions/north", method="PATCH", body=body)
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+    assert (await act(world, "/v1/regions/mars", method="PATCH", body={})).status_code == 404
+    with world.session() as session:
+        assert session.scalars(select(Audit.action)).all() == ["region.set"] * 2
+
+
+async def test_clusters_are_in_datacenters(world: World) -> None:
+    """A datacenter names its region's clusters; one that another datacenter names has moved there."""
+    for name, clusters in (("dc1", ["alpha"]), ("dc2", ["alpha"]), ("dc1", [])):
+        body = {"storage_bytes": 5, "clusters": clusters}
+        answer = await act(world, f"/v1/regions/north/datacenters/{name}", method="PUT", body=body)
+        assert answer.status_code == 200, answer.text
+    assert answer.json()["datacenters"] == [
+        {"name": "dc1", "storage_bytes": 5, "clusters": []},
+        {"name": "dc2", "storage_bytes": 5, "clusters": ["alpha"]},
+    ]
+    wrong = await act(world, "/v1/regions/north/datacenters/dc1", method="PUT", body={"clusters": ["beta"]})
+    assert _errors(wrong) == [("clusters[0]", "region north has no such cluster; it has alpha")]
+
+
+RUN = {
+    "source": "spark", "run": "app-1", "job": "daily", "kind": "spark", "tables": ["digits"], "cpu_hours": 12.0,
+    "ended_at": "2026-11-22T03:00:00Z",
+}  # fmt: skip
+
+
+async def test_usage_is_recorded_once(world: World) -> None:
+    """A run is known by its source and id; what it told first stays."""
+    answers = [
+        await act(world, "/v1/usage", body={"runs": [RUN, {**RUN, "run": "app-2", "cpu_hours": 1.0}]}),
+        await act(world, "/v1/usage", body={"runs": [{**RUN, "cpu_hours": 99.0}, {**RUN, "run": "app-3"}]}),
+    ]
+    assert [a.json() for a in answers] == [{"recorded": 2, "known": 0}, {"recorded": 1, "known": 1}]
+    with world.session() as session:
+        rows = session.scalars(select(UsageRun).order_by(UsageRun.run)).all()
+        assert [(r.run, r.cpu_hours, r.app, r.priority, r.gpu_hours) for r in rows] == [
+            ("app-1", 12.0, "spark", 7, {}), ("app-2", 1.0, "spark", 7, {}), ("app-3", 12.0, "spark", 7, {}),
+        ]  # fmt: skip
+
+
+async def test_usage_that_is_wrong(world: World) -> None:
+    """Nothing of a request with a wrong run is recorded; each error names the run and the field."""
+    for change, path in (
+        ({"tables": ["digits", "ads.klicks"]}, "runs[1].tables[1]"),
+        ({"kind": "hive"}, "runs[1].kind"),
+        ({"source": "mizzen"}, "runs[1]"),
+        ({"gpu_hours": 1.0}, "runs[1]"),
+        ({"tables": ["digits", "digits"]}, "runs[1]"),
+        ({"ended_at": "2026-11-22T03:00:00"}, "runs[1].ended_at"),
+        ({"priority": 8}, "runs[1].priority"),
+        ({"cpu_hours": -1}, "runs[1].cpu_hours"),
+    ):
+        answer = await act(world, "/v1/usage", body={"runs": [RUN, {**RUN, "run": "app-2", **change}]})
+        assert (answer.status_code, [p for p, _ in _errors(answer)]) == (422, [path])
+    with world.session() as session:
+        assert session.scalars(select(UsageRun)).all() == []
+
+
+async def test_the_instance_is_exported(world: World) -> None:
+    """The document is one that `mizzen tetris` reads, and needs the storage of every region."""
+    with world.session() as session:
+        session.get_one(Region, "south").storage_bytes = None
+    answer = await _instance(world)
+    assert (answer.status_code, "storage_bytes of region south: not set" in answer.json()["detail"]) == (409, True)
+    with world.session() as session:
+        session.get_one(Region, "south").storage_bytes = 2000
+    ended = datetime.now(UTC) - timedelta(hours=30)
+    assert (await act(world, "/v1/usage", body={"runs": [{**RUN, "ended_at": ended.isoformat()}]})).status_code == 200
+    found = read_instance((await _instance(world)).content)
+    assert isinstance(found, Instance)
+    assert [(r.name, r.storage_bytes, r.gpu_hours) for r in found.regions] == [
+        ("north", 1000.0, {"a100": 384.0}), ("south", 2000.0, {"v100": 96.0}),
+    ]  # fmt: skip
+    assert [(t.name, t.size_bytes, t.home, t.replicas) for t in found.tables] == [("digits", 5.0, "north", ())]
+    assert [(j.name, j.tables, j.cpu_hours, j.weight) for j in found.jobs] == [("spark/daily", ("digits",), 6.0, 0.5)]
+    assert [j.name for j in read_instance((await _instance(world, window_days=1)).content).jobs] == []
+
+
+async def _instance(world: World, **params: Any) -> Any:
+    async with world.client() as client:
+        return await client.get("/v1/tetris/instance", params=params)

@@ -1,0 +1,219 @@
+"""The catalogue's rules, which Postgres keeps whoever writes: one home, with all of the table, and nothing changes."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import Engine, delete, event, select, text, update
+from sqlalchemy.exc import IntegrityError
+
+from infra.db import migrate
+from infra.db.base import Base
+from infra.db.catalogue import missing_since, ready_replicas
+from infra.db.models import Datacenter, Partition, Region, Replica, ReplicaPartition, Table
+from infra.db.session import transaction
+
+
+def _partition(name: str, size_bytes: int = 10, **more: Any) -> Partition:
+    return Partition(data_table="t", name=name, location=f"tables/t/{name}/", size_bytes=size_bytes, **more)
+
+
+def _add(engine: Engine, *rows: Base) -> None:
+    with transaction(engine) as session:
+        for row in rows:
+            session.add(row)
+            session.flush()
+
+
+@pytest.fixture
+def house(database: Engine) -> Engine:
+    """Two regions, and a table of two partitions at home in `a` with a replica in `b`."""
+    _add(database, *[Region(name=name, bucket_url=f"file:///{name}") for name in "ab"])
+    _add(
+        database,
+        Table(name="t", home_region="a"),
+        Replica(data_table="t", region="a", state="ready"),
+        _partition("1"),
+        _partition("2"),
+        Replica(data_table="t", region="b", state="ready"),
+    )
+    return database
+
+
+def _held(engine: Engine, region: str) -> list[str]:
+    with transaction(engine) as session:
+        held = ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None)
+        return sorted(session.scalars(select(ReplicaPartition.partition).where(*held)))
+
+
+def test_replicas_have_what_they_were_made_of(house: Engine) -> None:
+    """One that is there before the partitions, and one that comes after, have them all; the table has their size."""
+    assert _held(house, "a") == _held(house, "b") == ["1", "2"]
+    with transaction(house) as session:
+        row = session.get_one(Table, "t")
+        assert (row.size_bytes, row.namespace) == (20, "default")
+
+
+def test_what_is_appended_is_at_home_and_nowhere_else(house: Engine) -> None:
+    """The home has a new partition at once; a replica is stale from then on, until it has it."""
+    _add(house, _partition("3", 5), _partition("4"))
+    assert (_held(house, "a"), _held(house, "b")) == (["1", "2", "3", "4"], ["1", "2"])
+    with transaction(house) as session:
+        assert session.get_one(Table, "t").size_bytes == 35
+        assert missing_since(session, ["t"]) == {("t", "b"): session.get_one(Partition, ("t", "3")).created_at}
+    for name in "34":
+        _add(house, ReplicaPartition(data_table="t", partition=name, region="b", ready_at=datetime.now(UTC)))
+    with transaction(house) as session:
+        assert missing_since(session, ["t"]) == {}
+
+
+REFUSED = {
+    "a partition that changes": update(Partition).where(Partition.name == "1").values(size_bytes=11),
+    "a partition that goes": delete(Partition).where(Partition.name == "1"),
+    "a table without a home": text("update data_table set home_region = null"),
+    "a home without a replica": text("insert into data_table (name, home_region) values ('u', 'a')"),
+    "a home that is deleted": delete(Replica).where(Replica.region == "a"),
+    "a home that is not ready": update(Replica).where(Replica.region == "a").values(state="copying"),
+    "a home on its way out": text("update replica set state = 'deleting', delete_at = now() where region = 'a'"),
+    "a home of some partitions": update(Replica).where(Replica.region == "a").values(whole=False),
+    "a home that lacks one": text(
+        "update replica_partition set ready_at = null where region = 'a' and partition = '1'"
+    ),
+    "a home that loses one": delete(ReplicaPartition).where(ReplicaPartition.region == "a"),
+    "a deletion without its time": update(Replica).where(Replica.region == "b").values(state="deleting"),
+    "a replica in a state of its own": update(Replica).where(Replica.region == "b").values(state="lost"),
+    "a checksum of another kind": text(
+        "insert into data_partition values ('t', '9', 'tables/t/9/', 1, 'md5:d41d8cd98f00b204e9800998ecf8427e')"
+    ),
+    "a name with the default namespace": text("insert into data_table (name, home_region) values ('default.t', 'a')"),
+    "a region of less than nothing": text("update region set storage_bytes = -1"),
+    "a datacenter of another region": text("update replica_partition set datacenter = 'dc' where region = 'b'"),
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED.values(), ids=REFUSED.keys())
+def test_what_must_never_be_is_refused(house: Engine, statement: Any) -> None:
+    """The transaction that would break a rule fails, and nothing of it is there."""
+    _add(house, Datacenter(region="a", name="dc"))
+    before = _everything(house)
+    with pytest.raises(IntegrityError), transaction(house) as session:
+        session.execute(statement)
+    assert _everything(house) == before
+
+
+def _everything(engine: Engine) -> list[list[str]]:
+    with transaction(engine) as session:
+        names = ("data_table", "data_partition", "replica", "replica_partition")
+        return [sorted(session.scalars(text(f"select r::text from {name} as r"))) for name in names]
+
+
+def test_a_home_moves_to_where_all_of_the_table_is(house: Engine) -> None:
+    """A switch is refused while the new home lacks a partition; after it, the old home's replica may go."""
+    _add(house, _partition("3"))
+    switch = update(Table).values(home_region="b")
+    with pytest.raises(IntegrityError, match="its home b lacks partition 3"), transaction(house) as session:
+        session.execute(switch)
+    with transaction(house) as session:
+        session.add(ReplicaPartition(data_table="t", partition="3", region="b", ready_at=datetime.now(UTC)))
+        session.execute(switch)
+    with transaction(house) as session:
+        row = session.get_one(Replica, ("t", "a"))
+        row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(days=1)
+    with transaction(house) as session:
+        assert ready_replicas(session, ["t", "u"]) == {"t": frozenset("b"), "u": frozenset()}
+        session.delete(session.get_one(Replica, ("t", "a")))
+    _add(house, _partition("4"))
+    assert _held(house, "b") == ["1", "2", "3", "4"]
+
+
+def test_a_replica_of_parts_has_only_those(house: Engine) -> None:
+    """It has the partitions that were put there, is no place for whole tables, and becomes whole by being copied."""
+    _add(
+        house,
+        Region(name="c", bucket_url="file:///c"),
+        Replica(data_table="t", region="c", state="copying", whole=False),
+    )
+    _add(house, ReplicaPartition(data_table="t", partition="2", region="c", ready_at=datetime.now(UTC)))
+    with transaction(house) as session:
+        session.get_one(Replica, ("t", "c")).state = "ready"
+    with transaction(house) as session:
+        assert ready_replicas(session, ["t"]) == {"t": frozenset("ab")}
+    assert _held(house, "c") == ["2"]
+    with transaction(house) as session:
+        row = session.get_one(Replica, ("t", "c"))
+        row.whole, row.state = True, "copying"
+    with transaction(house) as session:
+        session.get_one(Replica, ("t", "c")).state = "ready"
+    assert _held(house, "c") == ["1", "2"]
+
+
+def test_a_table_takes_everything_with_it(house: Engine) -> None:
+    """Forgetting a table is not refused for the sake of its home."""
+    with transaction(house) as session:
+        session.execute(delete(Table))
+    assert _everything(house) == [[]] * 4
+
+
+@pytest.fixture
+def waits(house: Engine) -> Iterator[threading.Event]:
+    """Set when a statement of the second transaction of a race is about to be sent."""
+    sent = threading.Event()
+
+    def before(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread() and "data_" in statement:
+            sent.set()
+
+    event.listen(house, "before_cursor_execute", before)
+    yield sent
+    event.remove(house, "before_cursor_execute", before)
+
+
+@pytest.mark.parametrize("first", ["append", "switch"])
+def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
+    """Of an append and a switch of the home at once, the later one sees the other: no home ever lacks a partition."""
+    acts = {"append": text("insert into data_partition (data_table, name, location, size_bytes)"
+                           " values ('t', '3', 'tables/t/3/', 1)"),
+            "switch": text("update data_table set home_region = 'b'")}  # fmt: skip
+    second = next(name for name in acts if name != first)
+    failed: list[str] = []
+
+    def follow() -> None:
+        try:
+            with transaction(house) as session:
+                session.execute(acts[second])
+        except IntegrityError as error:
+            failed.append(str(error.orig).splitlines()[0])
+
+    thread = threading.Thread(target=follow)
+    with transaction(house) as session:
+        session.execute(acts[first])
+        thread.start()
+        assert waits.wait(20)
+    thread.join(20)
+    assert failed == (["table t: its home b lacks partition 3"] if first == "append" else [])
+    assert _held(house, "a" if first == "append" else "b") == ["1", "2", "3"]
+
+
+def test_tables_from_before_are_one_partition(database: Engine) -> None:
+    """The migration keeps tables and replicas; undone and done again it finds the same."""
+    with database.connect() as connection, connection.begin():
+        command.downgrade(migrate.config(connection), "0004")
+        connection.execute(text("insert into region (name, bucket_url) values ('a', 'file:///a'), ('b', 'file:///b')"))
+        connection.execute(text("insert into data_table (name, size_bytes, home_region) values ('t', 7, 'a')"))
+        connection.execute(
+            text(
+                "insert into replica (data_table, region, state, ready_at) values ('t', 'a', 'ready', now()),"
+                " ('t', 'b', 'copying', null)"
+            )
+        )
+    for _ in range(2):
+        migrate.upgrade(database)
+        with transaction(database) as session:
+            row = session.get_one(Partition, ("t", "all"))
+            assert (row.location, row.size_bytes, session.get_one(Table, "t").size_bytes) == ("tables/t/", 7, 7)
+        assert (_held(database, "a"), _held(database, "b")) == (["all"], [])
+        with database.connect() as connection, connection.begin():
+            command.downgrade(migrate.config(connection), "0004")

@@ -1,0 +1,132 @@
+"""Recurring jobs from usage, and the instance that is gathered from catalogue, fleet and usage."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from domain.instance import Instance, Job, Region, Table
+from infra.db import models
+from infra.db.gathering import gather
+from infra.db.session import transaction
+from infra.db.usage import record_runs, recurring_jobs
+from infra.errors import CatalogueError
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def _run(run: str, days_ago: float, **more: Any) -> dict[str, Any]:
+    columns = {
+        "source": "spark", "run": run, "job": "daily", "kind": "spark", "app": "spark", "priority": 7, "tables": ["t"],
+        "gpu_hours": {}, "cpu_hours": 10.0, "ended_at": NOW - timedelta(days=days_ago),
+    }  # fmt: skip
+    return {**columns, **more}
+
+
+@pytest.fixture
+def house(database: Engine) -> Engine:
+    """Two regions with machines, a table with a replica, and one that is copied, deleted and partly there."""
+    with transaction(database) as session:
+        session.add(models.Region(name="a", bucket_url="file:///a", storage_bytes=1000, cpu_hours={"spark": 50}))
+        session.add(models.Region(name="b", bucket_url="file:///b", storage_bytes=2000))
+        session.add(models.Region(name="c", bucket_url="file:///c", storage_bytes=0))
+        session.add(models.Region(name="d", bucket_url="file:///d", storage_bytes=0))
+        session.flush()
+        session.add(models.Cluster(region="a", name="k"))
+        session.flush()
+        for name, gpu_type, gpus, state in (
+            ("1", "a100", 8, "ready"), ("2", "a100", 4, "joining"), ("3", "v100", 2, "lost"), ("4", None, 0, "ready"),
+        ):  # fmt: skip
+            session.add(
+                models.Machine(
+                    id=f"a/k/{name}", region="a", cluster="k", rack="r", gpu_type=gpu_type, gpus=gpus, cpus_milli=1,
+                    memory_bytes=1, free_cpus_milli=1, free_memory_bytes=1, state=state, incarnation="i", public_key="",
+                    address="",
+                )
+            )  # fmt: skip
+        for name, home in (("t", "a"), ("n.u", "b")):
+            session.add(models.Table(name=name, home_region=home))
+            session.flush()
+            session.add(models.Replica(data_table=name, region=home, state="ready"))
+            session.flush()
+            location = f"tables/{name}/"
+            session.add(models.Partition(data_table=name, name="all", location=location, size_bytes=60))
+        session.add(models.Replica(data_table="t", region="b", state="ready"))
+        session.add(models.Replica(data_table="n.u", region="a", state="copying"))
+        session.add(models.Replica(data_table="n.u", region="c", state="ready", whole=False))
+        session.add(models.Replica(data_table="n.u", region="d", state="deleting", delete_at=NOW))
+    return database
+
+
+def _jobs(engine: Engine, *runs: dict[str, Any], **options: Any) -> tuple[Job, ...]:
+    with transaction(engine) as session:
+        record_runs(session, runs)
+        return recurring_jobs(session, NOW, **options)
+
+
+def test_the_instance_of_a_small_world(house: Engine) -> None:
+    """Supply is of machines that are not lost; replicas are the ready ones of whole tables; hours are a day's."""
+    with transaction(house) as session:
+        record_runs(session, [_run("1", 0.5), _run("2", 1.5)])
+        found = gather(session, now=NOW)
+    assert found == Instance(
+        regions=(
+            Region("a", 1000.0, {"a100": 288.0}, {"spark": 50}),
+            Region("b", 2000.0),
+            Region("c", 0.0),
+            Region("d", 0.0),
+        ),
+        tables=(Table("n.u", 60.0, "b"), Table("t", 60.0, "a", ("b",))),
+        jobs=(Job("spark/daily", "spark", ("t",), 7, "spark", None, 0.0, 10.0, 1.0),),
+    )
+
+
+def test_a_job_is_the_runs_of_its_name(house: Engine) -> None:
+    """Its tables are all that its runs read and that there are; kind, app and priority are the newest run's."""
+    found = _jobs(
+        house,
+        _run("1", 9.5, tables=["t", "gone"], priority=1, app="old"),
+        _run("2", 3.5, tables=["n.u", "t"], priority=4, gpu_hours={"v100": 30.0, "a100": 5.0}),
+        _run("3", 0.5, tables=[], priority=2, kind="ml", gpu_hours={"a100": 15.0}, cpu_hours=1.0),
+        _run("4", 0.5, job="other", tables=["gone"]),
+        _run("1", 0.5, source="presto", kind="presto", app=None),
+    )
+    assert found == (
+        Job("presto/daily", "presto", ("t",), 7, None, None, 0.0, 10.0, 1.0),
+        Job("spark/daily", "ml", ("n.u", "t"), 2, "spark", "v100", 5.0, 2.1, 0.3),
+        Job("spark/other", "spark", (), 7, "spark", None, 0.0, 1.0, 0.1),
+    )
+
+
+def test_only_the_window_counts(house: Engine) -> None:
+    """Runs that ended before it or after `now` do not; a source that has told of runs for long has the whole window."""
+    runs = [_run("long ago", 40), _run("1", 29.5), _run("2", 1), _run("to come", -1)]
+    assert [(j.weight, j.cpu_hours) for j in _jobs(house, *runs)] == [(2 / 30, 20 / 30)]
+    assert [(j.weight, j.cpu_hours) for j in _jobs(house, window_days=10.0)] == [(0.5, 5.0)]
+    assert _jobs(house, window_days=0.5) == ()
+    with pytest.raises(ValueError, match="window_days: 0: must be above 0"):
+        _jobs(house, window_days=0)
+
+
+def test_a_run_is_recorded_once(house: Engine) -> None:
+    """Its source and id are what it is known by, in one call and in the next."""
+    with transaction(house) as session:
+        assert record_runs(session, [_run("1", 1), _run("1", 1, cpu_hours=99.0), _run("1", 1, source="x")]) == 2
+        assert record_runs(session, [_run("1", 1, cpu_hours=99.0), _run("2", 1)]) == 1
+        assert record_runs(session, []) == 0
+    assert [(j.name, j.cpu_hours, j.weight) for j in _jobs(house)] == [
+        ("spark/daily", 10.0, 1.0),
+        ("x/daily", 5.0, 0.5),
+    ]
+
+
+def test_what_is_missing_is_named(database: Engine) -> None:
+    """Without regions, or without their storage, there is no instance; the error says how to set it."""
+    with transaction(database) as session, pytest.raises(CatalogueError, match="regions: there are none"):
+        gather(session)
+    with transaction(database) as session:
+        session.add_all(models.Region(name=name, bucket_url="file:///x") for name in "ab")
+        session.flush()
+        with pytest.raises(CatalogueError, match=r"storage_bytes of region a, b: not set; .*mizzen regions set REGION"):
+            gather(session)
