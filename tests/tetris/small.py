@@ -78,6 +78,4 @@ def every_plan(instance: Instance) -> list[dict[str, str]]:
 def allowed(instance: Instance, found: Score) -> bool:
     """Whether a plan breaks no constraint that the start keeps, nor one that it breaks by more than it does."""
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
-    return all(
-        v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations
-    )
+    return all(v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations)
