@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def share(settings: CopySettings, source: str, target: str, name: str) -> Share | None:
-    """The share `name` of what this process may use of the link from one region to another; None: as much as there is."""
+    """The share `name` of what this process may use of a link between regions; None: as much as there is."""
     if settings.link_bytes_per_s is None:
         return None
     with _lock:

@@ -69,7 +69,7 @@ def copy_objects(
 ) -> int:
     """Copy these objects, one by one, each under its key; returns their bytes, those included that were there already.
 
-    `progress` is called after each part and each object. See `copy_object` for the rest.
+    `progress` is called after each part, and after each object when it is verified. See `copy_object` for the rest.
 
     Raises:
         MissingObject, CopyFailed, CopyInUse: see `copy_object`.
@@ -165,7 +165,7 @@ def _move(target: ObjectStore, plan: Plan, checksum: str | None, share: Share | 
             for number, taken in [(number, workers.submit(take, number)) for number in missing]:
                 taken.result()
                 done_bytes += sizes[number]
-                if progress is not None:
+                if progress is not None and done_bytes < plan.size_bytes:
                     progress(done_bytes, plan.size_bytes)
         now = plan.source.stat(plan.source_key)
         if now is None or now.tag != plan.source_tag:

@@ -192,8 +192,13 @@ class S3Upload:
         if code == "PreconditionFailed":
             return CopyFailed(f"{where}: {self.plan.source.uri(self.plan.source_key)} has changed meanwhile")
         if code in ("InvalidPart", "BadDigest"):
+            differences = [
+                self.plan.damaged(part["PartNumber"] - 1, f"md5:{found}", f"md5:{expected}")
+                for part in listed(self._client, self._upload) or ()
+                if (found := _vouched(part)["ETag"]) != (expected := self._parts[part["PartNumber"] - 1]["ETag"])
+            ]
             self.drop()
-            return CopyFailed(f"{where}: what S3 holds is not what was sent: {error}")
+            return differences[0] if differences else CopyFailed(f"{where}: S3 holds what was not sent: {error}")
         told: Exception = error
         return told
 
