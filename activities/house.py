@@ -148,8 +148,8 @@ class HouseActivities:
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, what copies left that nobody goes on with, old
-        records, changes, and delivered mail.
+        """Deletes logs and checkpoints of workloads that finished long ago, what copies left that nobody goes on with,
+        old records, changes, and delivered mail.
 
         A workload's records outlive its objects, and events outlive the workload that they are about.
         """

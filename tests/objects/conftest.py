@@ -23,7 +23,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def bucket_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Makes the URL of a new empty bucket of a kind. S3's parts may be small here: the real ones have 5 MiB and more."""
+    """Makes the URL of a new empty bucket of a kind. S3's parts may be small here: real ones have at least 5 MiB."""
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     numbers = itertools.count()
 
