@@ -6,17 +6,20 @@ that it has of source and target; where the source has none, the caller reads bo
 """
 
 import hashlib
+import re
 import time
 from base64 import b64encode
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
+from mizzen.objects.store import STAGING
 from mizzen.objects.uploads import CopyFailed, Plan, Read
 
 ABSENT = {"404", "NoSuchKey", "NotFound"}
 MARK = "mizzen-copy"
 """Name of the metadata that holds the mark."""
+_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
 """Algorithms whose checksums S3 combines from those of parts into that of the whole."""
 
@@ -93,7 +96,9 @@ class S3Upload:
             md5 = hashlib.md5(self._body, usedforsecurity=False)
             sent = {"Body": self._body, "ContentMD5": b64encode(md5.digest()).decode()}
             said = self._client.put_object(**self._object, **sent, Metadata={MARK: self.plan.mark})
-            self._compare(0, said, md5.hexdigest())
+            if damaged := self._damaged(0, said, md5.hexdigest()):
+                self._client.delete_object(**self._object)
+                raise damaged
             return True
         parts = [{"PartNumber": number + 1, **self._parts[number]} for number in range(self.plan.parts)]
         whole = {f"Checksum{self._expected[0]}": self._expected[1]} if self._expected else {}
@@ -117,9 +122,12 @@ class S3Upload:
 
     def _put(self, number: int, body: bytearray) -> dict[str, Any]:
         md5 = hashlib.md5(body, usedforsecurity=False)
-        sent = {"Body": body, "ContentMD5": b64encode(md5.digest()).decode()}
+        sent = {"Body": body, "ContentMD5": b64encode(md5.digest()).decode(), "ChecksumAlgorithm": "CRC32"}
         said: dict[str, Any] = self._client.upload_part(**self._upload, **sent, PartNumber=number + 1)
-        self._compare(number, said, md5.hexdigest())
+        if damaged := self._damaged(number, said, md5.hexdigest()):
+            # Listed as it is, it would count as there.
+            self.drop()
+            raise damaged
         return said
 
     def _copied(self, number: int, origin: Place) -> dict[str, Any]:
@@ -156,18 +164,21 @@ class S3Upload:
         self._upload = {**self._object, "UploadId": begun["UploadId"]}
         self._client.put_object(**self._staged, Body=begun["UploadId"].encode())
 
-    def _compare(self, number: int, said: dict[str, Any], md5: str) -> None:
-        # With keys of KMS or of the customer an ETag is no MD5; S3 has compared what was sent all the same.
-        if said["ETag"].strip('"') != md5 and not _encrypted(said):
-            raise self.plan.damaged(number, f"md5:{said['ETag']}", f"md5:{md5}")
+    def _damaged(self, number: int, said: dict[str, Any], md5: str) -> CopyFailed | None:
+        found = said["ETag"].strip('"')
+        if found == md5 or not _has_md5(said):
+            return None
+        return self.plan.damaged(number, f"md5:{found}", f"md5:{md5}")
 
     def _judge(self, said: dict[str, Any]) -> None:
         """Compare the finished object with its parts, or with its origin where S3 copied by itself."""
         if self._origin is None:
+            if not _has_md5(said) or not all(_has_md5(part) for part in self._parts.values()):
+                return
             md5s = b"".join(bytes.fromhex(self._parts[n]["ETag"]) for n in range(self.plan.parts))
             expected = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{self.plan.parts}"
             found = said["ETag"].strip('"')
-            if found == expected or _encrypted(said):
+            if found == expected:
                 return
         elif self._expected is None:
             return
@@ -226,7 +237,7 @@ def tidy_uploads(client: Any, bucket: str, prefix: str, idle_s: float) -> None:
                 _abort(client, upload)
             else:
                 live.add(found["UploadId"])
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}.staging/"):
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}{STAGING}/"):
         for found in page.get("Contents", ()):
             note = {"Bucket": bucket, "Key": found["Key"]}
             if found["LastModified"].timestamp() > before_s:
@@ -255,5 +266,10 @@ def _vouched(said: dict[str, Any]) -> dict[str, Any]:
     return {"ETag": said["ETag"].strip('"'), **checksums}
 
 
-def _encrypted(said: dict[str, Any]) -> bool:
-    return str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
+def _has_md5(said: dict[str, Any]) -> bool:
+    """Whether the ETag is an MD5, or one of MD5s: not with keys of KMS or of the customer, nor in every store.
+
+    There, the store has still compared what it was sent with the MD5 and CRC-32 sent along.
+    """
+    keys = str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
+    return not keys and _MD5.fullmatch(said["ETag"].strip('"')) is not None
