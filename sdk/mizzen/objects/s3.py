@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -46,7 +47,9 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         # A session of its own: boto3's default one may not be made from several threads at once.
-        self._client: Any = boto3.session.Session().client(
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _service_data())
+        self._client: Any = boto3.session.Session(botocore_session=core).client(
             "s3", config=Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
         )
         detach("boto3", "botocore", "s3transfer", "urllib3")
@@ -192,6 +195,12 @@ class S3Store:
                 raise self._missing(key) from None
             raise
         return body
+
+
+@cache
+def _service_data() -> Any:
+    """The descriptions of AWS's services: to read them anew is most of the time of opening a store."""
+    return botocore.session.get_session().get_component("data_loader")
 
 
 def _config() -> TransferConfig:
