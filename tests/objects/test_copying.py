@@ -62,7 +62,8 @@ def test_every_size_arrives(pair: tuple[ObjectStore, ObjectStore]) -> None:
     """Empty, around the boundaries of parts, and of many parts: the bytes are right, and nothing else is left."""
     source, target = pair
     # One composition of Google's takes 32 objects.
-    for size in (0, 1, PART, PART + 1, 2 * PART, 33 * PART + 7):
+    parts = 33 if target.uri("").startswith("gs:") else 4
+    for size in (0, 1, PART, PART + 1, 2 * PART, parts * PART + 7):
         body = bytes_of(size, size)
         source.put("a/x", body)
         told: list[tuple[int, int]] = []
