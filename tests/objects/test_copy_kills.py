@@ -73,7 +73,7 @@ def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Cal
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kinds", PAIRS)
 def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path) -> None:
     """Whatever instant a SIGKILL comes at, what is to be seen is whole; the last try ends, and leaves nothing else."""
@@ -92,7 +92,7 @@ def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not ROUNDS, reason="five gigabytes: make chaos")
 def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
     """The same of a sparse file, which stays sparse."""
@@ -108,7 +108,7 @@ def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checko
 
     def judge(to: str) -> None:
         assert copy_object(source, target, "x", name="judge", to=to).moved_bytes == 0
-        assert blocks_bytes(Path(target.uri(to).removeprefix("file://"))) <= 10 * (64 << 20)
+        assert blocks_bytes(Path(target.uri(to).removeprefix("file://"))) <= 8 << 20
         target.delete(to)
         target.put(to, b"was whole")
 

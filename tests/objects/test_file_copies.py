@@ -42,7 +42,7 @@ def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, 
     _sparse(tmp_path / "source/a/x", 40 * MIB)
     copy_object(Watched(source) if streamed else source, target, "a/x", name="test", part_bytes=MIB)  # type: ignore[arg-type]
     assert (tmp_path / "target/a/x").read_bytes() == (tmp_path / "source/a/x").read_bytes()
-    assert blocks_bytes(tmp_path / "target/a/x") <= 4 * MIB
+    assert blocks_bytes(tmp_path / "target/a/x") <= (4 * MIB if streamed else MIB)
 
 
 def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,11 +119,13 @@ class FileUpload:
             return None
         at = start
         try:
-            while at < end and not _hole(source, at, end):
-                copied = os.copy_file_range(source, self._descriptor, end - at, at, at)
-                if not copied:
-                    return None
-                at += copied
+            while at < end:
+                at, until = _data(source, at, end)
+                while at < until:
+                    copied = os.copy_file_range(source, self._descriptor, until - at, at, at)
+                    if not copied:
+                        return None
+                    at += copied
         except OSError as error:
             if error.errno not in _NO_KERNEL_COPY:
                 raise
@@ -139,12 +141,14 @@ def _write(descriptor: int, body: bytes | bytearray, at: int) -> None:
         at, view = at + count, view[count:]
 
 
-def _hole(descriptor: int, start: int, end: int) -> bool:
+def _data(descriptor: int, start: int, end: int) -> tuple[int, int]:
+    """The first bytes from `start` on that are no hole: from, and up to but without; twice `end` if there are none."""
     try:
-        return os.lseek(descriptor, start, os.SEEK_DATA) >= end
+        begins = os.lseek(descriptor, start, os.SEEK_DATA)
+        return (begins, min(end, os.lseek(descriptor, begins, os.SEEK_HOLE))) if begins < end else (end, end)
     except OSError as error:
-        # Nothing but a hole up to the end; whoever does not know holes says something else.
-        return error.errno == errno.ENXIO
+        # Nothing but a hole up to the file's end; whoever does not know holes says something else.
+        return (end, end) if error.errno == errno.ENXIO else (start, end)
 
 
 def _checksum(descriptor: int, start: int, end: int, algorithm: str) -> str:
