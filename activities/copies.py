@@ -10,6 +10,7 @@ from sqlalchemy import Engine, func, update
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.links import ON_DEMAND, share
 from domain import ids
 from domain.protocol import Activity, CheckpointCopy, ReplicateTable
 from infra.config import Settings
@@ -17,6 +18,7 @@ from infra.db import events, outbox
 from infra.db.models import Region, Replica, Table
 from infra.db.session import transaction
 from mizzen.checkpoint.copying import copy_committed, fence
+from mizzen.objects.bandwidth import Share
 from mizzen.objects.copying import copy_prefix
 from mizzen.objects.store import ObjectStore, open_store
 
@@ -66,6 +68,9 @@ class CopyActivities:
             raise ApplicationError(f"no region {region}", type="UnknownRegion", non_retryable=True)
         return open_store(f"{row.bucket_url.rstrip('/')}/{prefix}" if prefix else row.bucket_url)
 
+    def _share(self, request: CheckpointCopy | ReplicateTable) -> Share | None:
+        return share(self._settings.copies, request.source_region, request.target_region, ON_DEMAND)
+
     @activity.defn(name=Activity.COPY_CHECKPOINT.value)
     def copy_checkpoint(self, request: CheckpointCopy) -> int:
         """Fences the source for older attempts, then copies the committed checkpoints, each record last."""
@@ -73,7 +78,7 @@ class CopyActivities:
         source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
         fence(source, request.attempt, f"copy to {request.target_region}")
         with _beating() as beat:
-            return copy_committed(source, target, progress=beat)
+            return copy_committed(source, target, share=self._share(request), progress=beat)
 
     @activity.defn(name=Activity.COPY_TABLE.value)
     def copy_table(self, request: ReplicateTable) -> int:
@@ -97,7 +102,8 @@ class CopyActivities:
                 beat(done_bytes, total_bytes)
                 show(done_bytes)
 
-            copied = copy_prefix(source, target, ids.table_prefix(request.table), progress=progress)
+            prefix, name = ids.table_prefix(request.table), f"table {request.table}"
+            copied = copy_prefix(source, target, prefix, name=name, share=self._share(request), progress=progress)
         with transaction(self._engine) as session:
             row = session.get(Replica, (request.table, request.target_region), with_for_update=True)
             table = session.get(Table, request.table)

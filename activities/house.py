@@ -148,7 +148,8 @@ class HouseActivities:
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, old records, changes, and delivered mail.
+        """Deletes logs and checkpoints of workloads that finished long ago, what copies left that nobody goes on with,
+        old records, changes, and delivered mail.
 
         A workload's records outlive its objects, and events outlive the workload that they are about.
         """
@@ -171,6 +172,12 @@ class HouseActivities:
                 continue
             with transaction(self._engine) as session:
                 session.execute(update(Workload).where(Workload.id == workload).values(expired_at=func.now()))
+        for url in buckets:
+            activity.heartbeat(url)
+            try:
+                open_store(url).tidy_uploads(self._settings.copies.keep_unfinished_s)
+            except Exception as error:
+                _log.warning("what interrupted copies left in %s cannot be removed now: %s", url, error)
         with transaction(self._engine) as session:
             long_ago = _ago(lifecycle.keep_records_s)
             session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))

@@ -22,7 +22,8 @@ import numpy as np
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects.store import Body, Fetch, ObjectInfo, ObjectStore
+from mizzen.objects.store import Body, Fetch, ObjectInfo, ObjectStat, ObjectStore
+from mizzen.objects.uploads import Plan, Upload
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
@@ -232,6 +233,18 @@ class Watched:
     def size(self, key: str) -> int | None:
         """See `ObjectStore.size`."""
         return self.inner.size(key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """See `ObjectStore.stat`."""
+        return self.inner.stat(key)
+
+    def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
+        """See `ObjectStore.upload`."""
+        return self.inner.upload(plan)
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """See `ObjectStore.tidy_uploads`."""
+        self.inner.tidy_uploads(idle_s)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

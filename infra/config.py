@@ -83,6 +83,17 @@ class LifecycleSettings(_Section):
     """How long finished workloads stay listed."""
 
 
+class CopySettings(_Section):
+    """Copies between regions' buckets."""
+
+    link_bytes_per_s: float | None = Field(None, gt=0)
+    """What a process may use of a link from one region to another; None: as much as there is."""
+    nightly_fraction: float = Field(0.5, gt=0, lt=1)
+    """The share of nightly moves while copies on demand want bandwidth too."""
+    keep_unfinished_s: float = Field(2 * 86400.0, gt=0)
+    """How long parts of a copy that was interrupted are kept for it to go on."""
+
+
 class Settings(_Section):
     """All settings of an installation."""
 
@@ -94,6 +105,7 @@ class Settings(_Section):
     api: ApiSettings = ApiSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
+    copies: CopySettings = CopySettings()
     fleet: Path | None = None
     """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
     master_key: Path | None = None

@@ -14,10 +14,13 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import copies
 from activities.copies import CopyActivities
+from activities.links import ON_DEMAND
 from domain.protocol import CheckpointCopy, ReplicateTable
+from infra.config import CopySettings
 from infra.db.models import Replica, Table
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
+from mizzen.objects.bandwidth import Bandwidth
 from mizzen.objects.store import ObjectStore, open_store
 from tests.activities.world import World
 
@@ -214,6 +217,25 @@ def test_a_table_is_copied_and_published_once(fleet: World) -> None:
         row = session.get_one(Replica, ("words", "west"))
         assert (row.state, row.done_bytes) == ("ready", 300) and row.ready_at is not None
     assert set(_objects(fleet.bucket("west"))) == {f"tables/words/part-{n}" for n in range(3)}
+
+
+def test_copies_draw_on_the_share_of_what_is_on_demand(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and checkpoints draw all their bytes on one budget of the link; what is there already costs nothing."""
+    drawn: list[tuple[str, int]] = []
+    monkeypatch.setattr(Bandwidth, "draw", lambda _, share, size_bytes: drawn.append((share, size_bytes)))
+    source = fleet.bucket("east")
+    committed = _checkpoints(source)
+    source.put("tables/words/part-0", bytes(300))
+    fleet.table("words", 300, "east")
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="copying", source_region="east"))
+    settings = fleet.settings.model_copy(update={"copies": CopySettings(link_bytes_per_s=1e6)})
+    environment, activities = ActivityEnvironment(), CopyActivities(fleet.engine, settings)
+    for _ in range(2):
+        environment.run(activities.copy_table, ReplicateTable("words", "east", "west"))
+        environment.run(activities.copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "west"))
+    assert {share for share, _ in drawn} == {ON_DEMAND}
+    assert sum(size for _, size in drawn) == 300 + sum(manifest.size_bytes for manifest in committed)
 
 
 def test_a_table_of_another_size_is_not_published(fleet: World) -> None:

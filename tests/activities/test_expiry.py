@@ -1,5 +1,8 @@
 """What was kept long enough is deleted, with all that belongs to it and nothing else."""
 
+import os
+import time
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,7 +14,7 @@ from activities.house import HouseActivities
 from domain import ids
 from domain.phases import Phase
 from infra.db.logs import SCHEMA, Audit, Event, Outbox
-from infra.db.models import Allocation, Idempotency, Workload
+from infra.db.models import Allocation, Idempotency, Region, Workload
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -149,3 +152,17 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities)
     with town.session() as session:
         assert session.scalars(select(Workload)).all() == []
     assert _keys(town) == set()
+
+
+def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) -> None:
+    """Parts that came long ago are removed, young ones stay; a bucket that cannot be reached keeps nobody waiting."""
+    staging = Path(town.bucket("r").uri(".staging").removeprefix("file://"))
+    staging.mkdir(parents=True)
+    for name, age_s in (("old.upload", 3 * 86400), ("young.upload", 86400)):
+        (staging / name).write_bytes(b"parts")
+        at_s = time.time() - age_s
+        os.utime(staging / name, (at_s, at_s))
+    with town.session() as session:
+        session.add(Region(name="a-lost", bucket_url="file://no-such-host/folder"))
+    ActivityEnvironment().run(house.expire)
+    assert [path.name for path in staging.iterdir()] == ["young.upload"]

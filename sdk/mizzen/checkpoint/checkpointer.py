@@ -10,7 +10,7 @@ from typing import Any
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
-from mizzen.checkpoint import checksums, parts
+from mizzen.checkpoint import parts
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError, StateError
 from mizzen.checkpoint.log import Log
@@ -23,6 +23,7 @@ from mizzen.checkpoint.tiers import bring_up, open_writers, write
 from mizzen.checkpoint.tracking import Tracked
 from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded, Gang, Retention, Writer
 from mizzen.environment import TaskEnvironment
+from mizzen.objects import checksums
 
 DEFAULT_KEEP = 2
 OWN_PARTS = frozenset({"rng"})

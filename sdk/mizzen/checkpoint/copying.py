@@ -1,11 +1,12 @@
 """Bringing the checkpoints of one root to another, such as that of the region where a training goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mizzen.checkpoint.log import Log, claim, readable
 from mizzen.checkpoint.manifest import Manifest, Part
-from mizzen.objects.copying import copy_objects
-from mizzen.objects.store import ObjectInfo, ObjectStore
+from mizzen.objects.bandwidth import Share
+from mizzen.objects.copying import Progress, Wanted, copy_objects
+from mizzen.objects.store import ObjectStore
 
 
 def fence(store: ObjectStore, attempt: int, by: str) -> None:
@@ -21,7 +22,7 @@ def fence(store: ObjectStore, attempt: int, by: str) -> None:
 
 
 def copy_committed(
-    source: ObjectStore, target: ObjectStore, *, progress: Callable[[int, int], None] | None = None
+    source: ObjectStore, target: ObjectStore, *, share: Share | None = None, progress: Progress | None = None
 ) -> int:
     """Copy the committed checkpoints that are whole, the oldest first; returns their bytes.
 
@@ -50,7 +51,7 @@ def copy_committed(
             if progress is not None:
                 progress(done + part_bytes, total_bytes)
 
-        done_bytes += copy_parts(source, target, parts, show)
+        done_bytes += copy_parts(source, target, parts, share, show)
         copied |= {part.key for part in parts}
         _commit(here, manifest)
     return done_bytes
@@ -60,11 +61,12 @@ def copy_parts(
     source: ObjectStore,
     target: ObjectStore,
     parts: Sequence[Part],
-    progress: Callable[[int, int], None] | None = None,
+    share: Share | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Copy parts under their keys: see `copy_objects`."""
-    found = [ObjectInfo(part.key, part.size_bytes, part.checksum) for part in parts]
-    return copy_objects(source, target, found, progress=progress)
+    wanted = [Wanted(part.key, part.size_bytes, part.checksum) for part in parts]
+    return copy_objects(source, target, wanted, name="checkpoint", share=share, progress=progress)
 
 
 def _commit(log: Log, manifest: Manifest) -> None:

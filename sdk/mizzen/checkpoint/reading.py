@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mizzen.checkpoint import checksums, parts
+from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
 from mizzen.checkpoint.log import Log, readable
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.roots import open_root
+from mizzen.objects import checksums
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.workers import Workers
 
@@ -145,7 +146,12 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
         CheckpointError: it cannot be read for another reason.
     """
     algorithm, _, expected = part.checksum.partition(":")
-    digest = checksums.digest(algorithm)
+    try:
+        digest = checksums.digest(algorithm)
+    except checksums.UnknownAlgorithm as error:
+        raise CorruptCheckpointError(f"{part.key}: {error}") from None
+    except checksums.MissingAlgorithm as error:
+        raise CheckpointError(f"{part.key}: {error}") from None
     content = _buffer(part.size_bytes)
     with readable(part.key):
         if not part.size_bytes and store.size(part.key) != 0:

@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mizzen.checkpoint import checksums
 from mizzen.checkpoint.copying import copy_parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
 from mizzen.checkpoint.log import Log, claim
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
+from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
 

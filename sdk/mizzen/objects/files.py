@@ -1,34 +1,36 @@
 """An object store in a folder of a file system. What is not a regular file below the folder is no object."""
 
-import ctypes
 import errno
-import fcntl
 import os
 import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.disk import abandoned, advise, idle, lock, make_folders, sync_folder, write
+from mizzen.objects.file_upload import SUFFIX, FileUpload, mark_of, open_staged
+from mizzen.objects.store import (
+    STAGING,
+    Body,
+    Fetch,
+    MissingObject,
+    ObjectInfo,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    holds,
+)
+from mizzen.objects.uploads import Plan
 
-_STAGING = ".staging"
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Absent, below a file, a link, a socket, a folder."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """A file system without hard links, such as some network mounts of buckets."""
-_NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-_ABANDONED_S = 3600.0
-"""Where files cannot be locked, a staged one that has not grown for so long is nobody's."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _RACES = 100
 """How often a put is tried again whose folder a delete removed under it."""
-_WRITE_BYTES = 16 << 20
-_SYNC_FILE_RANGE_WRITE = 2
 
 
 class FileStore:
@@ -66,7 +68,7 @@ class FileStore:
                         raise
                     descriptor = os.open(path, _NEW, 0o666)
                     try:
-                        _write(descriptor, body)
+                        write(descriptor, body)
                     finally:
                         os.close(descriptor)
 
@@ -80,24 +82,19 @@ class FileStore:
     def forget(self, key: str) -> None:
         """See `ObjectStore.forget`: its pages leave the cache."""
         with suppress(OSError, MissingObject), os.fdopen(self._open(key), "rb") as file:
-            _advise(file.fileno(), "POSIX_FADV_DONTNEED")
+            advise(file.fileno(), "POSIX_FADV_DONTNEED")
 
     def tidy(self) -> None:
         """See `ObjectStore.tidy`: staged files that nobody holds any more."""
-        try:
-            staged = list((self._root / _STAGING).iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for path in staged:
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError:
-                continue
-            try:
-                if _abandoned(descriptor):
-                    path.unlink(missing_ok=True)
-            finally:
-                os.close(descriptor)
+        for path in self._staging():
+            if path.suffix != SUFFIX:
+                _remove_if(path, abandoned)
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """See `ObjectStore.tidy_uploads`."""
+        for path in self._staging():
+            if path.suffix == SUFFIX:
+                _remove_if(path, lambda descriptor: lock(descriptor) is not False and idle(descriptor, idle_s))
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore.get`."""
@@ -122,7 +119,7 @@ class FileStore:
             return filled
 
         try:
-            _advise(descriptor, "POSIX_FADV_SEQUENTIAL")
+            advise(descriptor, "POSIX_FADV_SEQUENTIAL")
             yield fetch
         finally:
             os.close(descriptor)
@@ -135,14 +132,39 @@ class FileStore:
 
     def size(self, key: str) -> int | None:
         """See `ObjectStore.size`."""
+        found = self.stat(key)
+        return None if found is None else found.size_bytes
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """See `ObjectStore.stat`. The mark is an extended attribute, where the file system has them."""
         try:
             descriptor = self._open(key)
         except MissingObject:
             return None
         try:
-            return os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            return ObjectStat(status.st_size, _tag(status), mark_of(descriptor))
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def upload(self, plan: Plan) -> Iterator[FileUpload]:
+        """See `ObjectStore.upload`. A staged file, which is renamed; from another folder the kernel copies."""
+        path, staging = self._path(plan.key), self._root / STAGING
+        make_folders(staging)
+        staged = staging / f"{plan.mark}{SUFFIX}"
+        with ExitStack() as stack:
+            descriptor = open_staged(staged, plan)
+            stack.callback(os.close, descriptor)
+            source = None
+            if isinstance(plan.source, FileStore):
+                source = plan.source._open(plan.source_key)
+                stack.callback(os.close, source)
+
+            def publish() -> None:
+                self._place(path, plan.key, lambda: staged.replace(path))
+
+            yield FileUpload(plan, staged, descriptor, source, publish)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`. Folders that become empty go with it."""
@@ -168,9 +190,7 @@ class FileStore:
         return f"file://{quote(str(self._root))}/{quote(key)}"
 
     def _path(self, key: str) -> Path:
-        if check_key(key).split("/", 1)[0] == _STAGING:
-            raise ValueError(f"object key {key!r}: {_STAGING} is the store's own")
-        return self._root / key
+        return self._root / check_key(key)
 
     def _within(self, folder: Path) -> bool:
         real = Path(os.path.realpath(folder))
@@ -193,20 +213,24 @@ class FileStore:
             raise missing
         return descriptor
 
+    def _staging(self) -> Iterator[Path]:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from list((self._root / STAGING).iterdir())
+
     @contextmanager
     def _staged(self, body: Body) -> Iterator[Path]:
         """A new file of the store's own with this content, on the disk, and held: `tidy` leaves it alone. Then gone."""
-        staging = self._root / _STAGING
-        _make_folders(staging)
+        staging = self._root / STAGING
+        make_folders(staging)
         while True:
             temporary = staging / uuid.uuid4().hex
             descriptor = os.open(temporary, _NEW, 0o666)
             # One that was taken for abandoned before it was held is no file any more.
-            if _locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 break
             os.close(descriptor)
         try:
-            _write(descriptor, body)
+            write(descriptor, body)
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
@@ -216,7 +240,7 @@ class FileStore:
         """Make the folders above `path`, take the `step` that gives it its name, and make that durable."""
         for race in range(_RACES):
             try:
-                made = _make_folders(path.parent)
+                made = make_folders(path.parent)
                 if not self._within(path.parent):
                     raise ValueError(f"object key {key!r}: a symbolic link is on its way")
                 step()
@@ -239,7 +263,7 @@ class FileStore:
 
         Also of those that were there: whoever made them may have been killed before they were durable.
         """
-        _sync_folder(folder)
+        sync_folder(folder)
         found: list[Path] = []
         while folder not in self._durable and folder != folder.parent:
             found.append(folder)
@@ -247,7 +271,7 @@ class FileStore:
             if not inside and os.path.ismount(folder):
                 break
             try:
-                _sync_folder(folder.parent)
+                sync_folder(folder.parent)
             except PermissionError:
                 # Only those above the root, which are somebody else's, need not be readable.
                 if inside:
@@ -267,7 +291,7 @@ class FileStore:
             return
         for key, entry in sorted(found, key=lambda pair: os.fsencode(pair[0])):
             if key.endswith("/"):
-                if key == f"{_STAGING}/":
+                if key == f"{STAGING}/":
                     continue
                 below = key.startswith(prefix) or prefix.startswith(key)
                 if below and (key > after or after.startswith(key)):
@@ -277,102 +301,24 @@ class FileStore:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                yield ObjectInfo(key, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
+                yield ObjectInfo(key, status.st_size, _tag(status))
 
 
 def _clash(key: str) -> ValueError:
     return ValueError(f"object key {key!r}: an object and a folder cannot have the same name")
 
 
-def _locked(descriptor: int) -> bool | None:
-    """Take the lock of a staged file; false if its writer has it, None where files cannot be locked."""
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
+
+
+def _remove_if(path: Path, unneeded: Callable[[int], bool]) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return None
-    return True
-
-
-def _advise(descriptor: int, advice: str) -> None:
-    """Tell the kernel how a file is used, where it can be told. What a file system does not take fails nothing."""
-    number = getattr(os, advice, None)
-    if number is not None:
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, number)
-
-
-def _abandoned(descriptor: int) -> bool:
-    locked = _locked(descriptor)
-    return os.fstat(descriptor).st_mtime < time.time() - _ABANDONED_S if locked is None else locked
-
-
-def _write(descriptor: int, body: Body) -> None:
-    """Write the content of a new file and make it durable."""
-    written = 0
-    for view in _views(body):
-        while view:
-            count = os.write(descriptor, view[:_WRITE_BYTES])
-            if count == _WRITE_BYTES:
-                # The disk works while the rest is copied: half the time of leaving it all to fsync.
-                _begin_writeback(descriptor, written, count)
-            written += count
-            view = view[count:]
-    os.fsync(descriptor)
-
-
-@cache
-def _sync_file_range() -> Any:
-    """Linux's `sync_file_range`, which Python does not have; None elsewhere."""
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return function
-
-
-def _begin_writeback(descriptor: int, start: int, count: int) -> None:
-    """Let the kernel begin to write these bytes to the disk, without waiting; it promises nothing, unlike fsync."""
-    if function := _sync_file_range():
-        function(descriptor, start, count, _SYNC_FILE_RANGE_WRITE)
-
-
-def _views(body: Body) -> Iterator[memoryview]:
-    if not isinstance(body, Path):
-        yield from chunks_of(body)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
         return
-    buffer = memoryview(bytearray(_WRITE_BYTES))
-    with body.open("rb", buffering=0) as source:
-        while count := source.readinto(buffer):
-            yield buffer[:count]
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """Make `folder` and its parents where they are not there; returns those that were not."""
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for absent in reversed(missing):
-        try:
-            absent.mkdir()
-        except FileExistsError:
-            # Another writer's folder, unless a delete has taken that away already: then there is none, which is told.
-            if not stat.S_ISDIR(absent.lstat().st_mode):
-                raise
-    return missing
-
-
-def _sync_folder(folder: Path) -> None:
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return  # A delete took it away again, and the object with it.
-    try:
-        os.fsync(descriptor)
+        if unneeded(descriptor):
+            path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

@@ -11,8 +11,21 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
 from mizzen.objects.buffers import Buffers
+from mizzen.objects.gcs_upload import MARK, Parts, Rewrite, tidy_uploads
 from mizzen.objects.randomness import detach
-from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.store import (
+    STAGING,
+    Body,
+    Fetch,
+    MissingObject,
+    ObjectInfo,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    chunks_of,
+    holds,
+)
+from mizzen.objects.uploads import Plan, Upload
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -91,13 +104,33 @@ class GCSStore:
             asked["start_offset"] = self._prefix + after
         for blob in self._client.list_blobs(self._bucket, **asked):
             key = blob.name.removeprefix(self._prefix)
-            if key > after:
+            if key > after and not key.startswith(f"{STAGING}/"):
                 yield ObjectInfo(key, int(blob.size), str(blob.generation))
 
     def size(self, key: str) -> int | None:
         """See `ObjectStore.size`."""
+        found = self.stat(key)
+        return None if found is None else found.size_bytes
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """See `ObjectStore.stat`. The mark is metadata of the object."""
         blob = self._bucket.get_blob(self._prefix + check_key(key))
-        return None if blob is None else int(blob.size)
+        if blob is None:
+            return None
+        return ObjectStat(int(blob.size), str(blob.generation), (blob.metadata or {}).get(MARK, ""))
+
+    @contextmanager
+    def upload(self, plan: Plan) -> Iterator[Upload]:
+        """See `ObjectStore.upload`. Objects of Google's storage are rewritten there, others composed of parts."""
+        staged = f"{self._prefix}{STAGING}/{plan.mark}/"
+        if isinstance(plan.source, GCSStore) and plan.size_bytes:
+            yield Rewrite(self._blob(plan.key), staged, plan, plan.source._blob(plan.source_key))
+        else:
+            yield Parts(self._blob(plan.key), staged, plan)
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """See `ObjectStore.tidy_uploads`. Uploads that a large put left unfinished end by themselves after a week."""
+        tidy_uploads(self._bucket, f"{self._prefix}{STAGING}/", idle_s)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
@@ -110,7 +143,7 @@ class GCSStore:
         """See `ObjectStore.forget`. Nothing is held."""
 
     def tidy(self) -> None:
-        """See `ObjectStore.tidy`. Unfinished uploads end by themselves after a week."""
+        """See `ObjectStore.tidy`. There is nothing: unfinished uploads end by themselves after a week."""
 
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""

@@ -3,21 +3,35 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.randomness import detach
-from mizzen.objects.store import Body, Fetch, MissingObject, ObjectInfo, check_key, check_prefix, chunks_of, holds
+from mizzen.objects.s3_upload import ABSENT, MARK, Place, S3Upload, tidy_uploads
+from mizzen.objects.store import (
+    STAGING,
+    Body,
+    Fetch,
+    MissingObject,
+    ObjectInfo,
+    ObjectStat,
+    check_key,
+    check_prefix,
+    chunks_of,
+    holds,
+)
+from mizzen.objects.uploads import Plan
 from mizzen.objects.workers import ending
 
-_ABSENT = {"404", "NoSuchKey", "NotFound"}
 _THERE = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "409"}
 _CONFLICTS = 20
@@ -33,7 +47,9 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         # A session of its own: boto3's default one may not be made from several threads at once.
-        self._client: Any = boto3.session.Session().client(
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _service_data())
+        self._client: Any = boto3.session.Session(botocore_session=core).client(
             "s3", config=Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
         )
         detach("boto3", "botocore", "s3transfer", "urllib3")
@@ -98,7 +114,7 @@ class S3Store:
         except ClientError as error:
             if error.response["Error"]["Code"] == "InvalidRange":
                 return 0
-            if error.response["Error"]["Code"] in _ABSENT:
+            if error.response["Error"]["Code"] in ABSENT:
                 raise self._missing(key) from None
             raise
         filled = 0
@@ -114,16 +130,38 @@ class S3Store:
             asked["StartAfter"] = self._prefix + after
         for page in self._client.get_paginator("list_objects_v2").paginate(**asked):
             for found in page.get("Contents", ()):
-                yield ObjectInfo(found["Key"].removeprefix(self._prefix), found["Size"], found["ETag"].strip('"'))
+                key = found["Key"].removeprefix(self._prefix)
+                if not key.startswith(f"{STAGING}/"):
+                    yield ObjectInfo(key, found["Size"], found["ETag"].strip('"'))
 
     def size(self, key: str) -> int | None:
         """See `ObjectStore.size`."""
+        found = self.stat(key)
+        return None if found is None else found.size_bytes
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """See `ObjectStore.stat`. The mark is metadata of the object."""
         try:
-            return int(self._client.head_object(Bucket=self._bucket, Key=self._name(key))["ContentLength"])
+            found = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
         except ClientError as error:
-            if error.response["Error"]["Code"] in _ABSENT:
+            if error.response["Error"]["Code"] in ABSENT:
                 return None
             raise
+        mark = found.get("Metadata", {}).get(MARK, "")
+        return ObjectStat(int(found["ContentLength"]), found["ETag"].strip('"'), mark)
+
+    @contextmanager
+    def upload(self, plan: Plan) -> Iterator[S3Upload]:
+        """See `ObjectStore.upload`. Parts of another bucket of the same cloud are copied there (`UploadPartCopy`)."""
+        origin = None
+        if isinstance(plan.source, S3Store) and plan.source._cloud() == self._cloud():
+            origin = Place(plan.source._client, plan.source._bucket, plan.source._name(plan.source_key))
+        staged = f"{self._prefix}{STAGING}/{plan.mark}"
+        yield S3Upload(Place(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """See `ObjectStore.tidy_uploads`. Those of large puts whose writers died are removed with them."""
+        tidy_uploads(self._client, self._bucket, self._prefix, idle_s)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
@@ -133,11 +171,15 @@ class S3Store:
         """See `ObjectStore.forget`. Nothing is held."""
 
     def tidy(self) -> None:
-        """See `ObjectStore.tidy`. Parts of unfinished uploads are for the bucket's lifecycle rule."""
+        """See `ObjectStore.tidy`. Whether a writer has died cannot be told; see `tidy_uploads`."""
 
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{check_prefix(key)}"
+
+    def _cloud(self) -> str:
+        endpoint = str(self._client.meta.endpoint_url)
+        return "aws" if urlsplit(endpoint).netloc.endswith(".amazonaws.com") else endpoint
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
@@ -149,10 +191,16 @@ class S3Store:
         try:
             body: bytes = self._client.get_object(Bucket=self._bucket, Key=self._name(key), **asked)["Body"].read()
         except ClientError as error:
-            if error.response["Error"]["Code"] in _ABSENT:
+            if error.response["Error"]["Code"] in ABSENT:
                 raise self._missing(key) from None
             raise
         return body
+
+
+@cache
+def _service_data() -> Any:
+    """The descriptions of AWS's services: to read them anew is most of the time of opening a store."""
+    return botocore.session.get_session().get_component("data_loader")
 
 
 def _config() -> TransferConfig:

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from mizzen.objects.uploads import Plan, Upload
+
+STAGING = ".staging"
+"""The first part of keys that are the stores' own: what is not an object yet."""
+
 Chunk: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = bytes | Path | Sequence[Chunk]
 """Bytes, the content of a file, or buffers one after the other, which may be read more than once."""
@@ -24,7 +29,17 @@ class ObjectInfo(NamedTuple):
     key: str
     size_bytes: int
     tag: str
-    """Changes when the object is replaced: an ETag, or size and modification time."""
+    """Changes when the object is replaced: an ETag, or size, modification time and inode."""
+
+
+class ObjectStat(NamedTuple):
+    """One object."""
+
+    size_bytes: int
+    tag: str
+    """As in `ObjectInfo`."""
+    mark: str
+    """The mark of the copy that made it, if it was one and has not been changed since; else empty."""
 
 
 class ObjectStore(Protocol):
@@ -67,6 +82,19 @@ class ObjectStore(Protocol):
     def size(self, key: str) -> int | None:
         """Size in bytes; None: there is no such object."""
 
+    def stat(self, key: str) -> ObjectStat | None:
+        """Size, tag and mark; None: there is no such object."""
+
+    def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
+        """Begin to put an object part by part, or go on with what was begun under the plan's mark.
+
+        Raises:
+            CopyInUse: another process is at it, where a store can tell.
+        """
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """Remove uploads that got no part for `idle_s`: nobody goes on with them. None that is in use."""
+
     def delete(self, key: str) -> None:
         """Remove the object, if it is there."""
 
@@ -81,11 +109,13 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str) -> str:
-    """`key`, if it can name an object: a relative path without empty, `.` or `..` parts.
+    """`key`, if it can name an object: a relative path without empty, `.` or `..` parts, not below `.staging`.
 
     Raises:
         ValueError: it cannot.
     """
+    if key.split("/", 1)[0] == STAGING:
+        raise ValueError(f"object key {key!r}: {STAGING} is the store's own")
     if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
         raise ValueError(f"object key {key!r}: must be a relative path without empty, '.' or '..' parts")
     return key

@@ -1,7 +1,7 @@
-"""Checksums of parts: `xxh3_128` where the library xxhash is installed (ten times faster), else `sha256`.
+"""Checksums of content: `xxh3_128` where the library xxhash is installed (ten times faster), else `sha256`.
 
-They find damage, not tampering. A checksum says its algorithm, so that a checkpoint can be read wherever the algorithm
-is there: `sha256:9f86d0...`.
+They find damage, not tampering. A checksum says its algorithm, so that content can be judged wherever the algorithm is
+there: `sha256:9f86d0...`.
 """
 
 import hashlib
@@ -9,10 +9,17 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from mizzen.objects.store import Chunk
 
 _PIECE_BYTES = 16 << 20
+
+
+class UnknownAlgorithm(ValueError):
+    """A checksum's algorithm is none that any version knows."""
+
+
+class MissingAlgorithm(ValueError):
+    """A checksum's algorithm needs a library that is not installed."""
 
 
 @cache
@@ -46,14 +53,14 @@ def digest(algorithm: str) -> Any:
     """A new digest, as `hashlib` makes them.
 
     Raises:
-        CorruptCheckpointError: no version knows such an algorithm.
-        CheckpointError: its library is not installed.
+        UnknownAlgorithm: no version knows such an algorithm.
+        MissingAlgorithm: its library is not installed.
     """
     if algorithm in _algorithms():
         return _algorithms()[algorithm]()
     if algorithm == "xxh3_128":
-        raise CheckpointError("this checkpoint has xxh3_128 checksums: install mizzen[fast] to load it")
-    raise CorruptCheckpointError(f"checksum {algorithm!r} is not known to this version")
+        raise MissingAlgorithm("xxh3_128 checksums: install mizzen[fast] to read what has them")
+    raise UnknownAlgorithm(f"checksum {algorithm!r} is not known to this version")
 
 
 def checksum(algorithm: str, chunks: Iterable[Chunk]) -> str:

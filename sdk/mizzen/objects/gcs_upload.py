@@ -1,0 +1,195 @@
+"""A copy that comes to a bucket of Google Cloud Storage: parts that are objects of the store's own, then composed.
+
+The service vouches for a part by its MD5. What is composed has none, so it is read back before it gets its name. From
+one bucket of the service to another it rewrites an object by itself; the token of an unfinished rewrite is kept.
+"""
+
+import hashlib
+import time
+from base64 import b64decode
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from google.api_core.exceptions import NotFound, PreconditionFailed
+
+from mizzen.objects.buffers import Buffers
+from mizzen.objects.uploads import CopyFailed, Plan, Read
+
+MARK = "mizzen-copy"
+"""Name of the metadata that holds the mark."""
+_COMPOSED_AT_ONCE = 32
+"""The service takes no more."""
+_PIECE_BYTES = 8 << 20
+
+
+class _Staged:
+    """What comes to a folder of the store's own, and gets its name when it is whole."""
+
+    def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
+        """`blob`: the object; `folder`: the start of the names of what is staged."""
+        self.plan = plan
+        self._blob = blob
+        self._bucket = blob.bucket
+        self._folder = folder
+
+    def drop(self) -> None:
+        """See `Upload.drop`."""
+        for blob in list(self._bucket.list_blobs(prefix=self._folder)):
+            _delete(blob)
+
+    def _publish(self, whole: Any) -> None:
+        self._blob.metadata = {MARK: self.plan.mark}
+        _rewrite(self._blob, whole)
+        self.drop()
+
+    def _published_by_another(self) -> bool:
+        found = self._bucket.get_blob(self._blob.name)
+        return found is not None and (found.metadata or {}).get(MARK) == self.plan.mark
+
+
+class Parts(_Staged):
+    """See `Upload`. An object of one part goes up in one request, at the end."""
+
+    def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
+        super().__init__(blob, folder, plan)
+        self._body = bytearray()
+        self._md5s: dict[int, str] = {}
+
+    def missing(self) -> list[int]:
+        """See `Upload.missing`."""
+        if self.plan.parts > 1:
+            for blob in self._bucket.list_blobs(prefix=f"{self._folder}part-"):
+                number = int(blob.name.rpartition("-")[2])
+                start, end = self.plan.span(number)
+                if blob.size == end - start:
+                    self._md5s[number] = b64decode(blob.md5_hash).hex()
+        return [number for number in range(self.plan.parts) if number not in self._md5s]
+
+    def take(self, number: int, read: Read) -> None:
+        """See `Upload.take`."""
+        body = read()
+        if self.plan.parts == 1:
+            self._body = body
+            return
+        _upload(self._part(number), body)
+        self._md5s[number] = hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+    def finish(self) -> bool:
+        """See `Upload.finish`."""
+        if self.plan.parts <= 1:
+            self._blob.metadata = {MARK: self.plan.mark}
+            _upload(self._blob, self._body)
+            return True
+        try:
+            whole = self._compose([self._part(number) for number in range(self.plan.parts)])
+            self._read_back(whole)
+            self._publish(whole)
+        except NotFound:
+            if not self._published_by_another():
+                raise CopyFailed(f"{self.plan.key}: parts were removed meanwhile; a new copy begins anew") from None
+        return True
+
+    def _part(self, number: int) -> Any:
+        return self._bucket.blob(f"{self._folder}part-{number:06d}")
+
+    def _compose(self, blobs: list[Any], level: int = 0) -> Any:
+        if len(blobs) == 1:
+            return blobs[0]
+        composed = []
+        for start in range(0, len(blobs), _COMPOSED_AT_ONCE):
+            blob = self._bucket.blob(f"{self._folder}composed-{level}-{start}")
+            # An emulator takes the metadata of what it copies, not those that it is told.
+            blob.metadata = {MARK: self.plan.mark}
+            blob.compose(blobs[start : start + _COMPOSED_AT_ONCE])
+            composed.append(blob)
+        return self._compose(composed, level + 1)
+
+    def _read_back(self, whole: Any) -> None:
+        """Compare the composed object with the parts as they were put.
+
+        Raises:
+            CopyFailed: one is not the same.
+        """
+        for number in range(self.plan.parts):
+            start, end = self.plan.span(number)
+            digest = hashlib.md5(usedforsecurity=False)
+            for at in range(start, end, _PIECE_BYTES):
+                digest.update(whole.download_as_bytes(start=at, end=min(at + _PIECE_BYTES, end) - 1, checksum=None))
+            if digest.hexdigest() != self._md5s[number]:
+                self.drop()
+                raise self.plan.damaged(number, f"md5:{digest.hexdigest()}", f"md5:{self._md5s[number]}")
+
+
+class Rewrite(_Staged):
+    """See `Upload`. The whole object is one part, which the service copies."""
+
+    def __init__(self, blob: Any, folder: str, plan: Plan, source: Any) -> None:
+        """`source`: the object that is copied."""
+        super().__init__(blob, folder, replace(plan, part_bytes=plan.size_bytes))
+        self._source = source
+        self._whole = self._bucket.blob(f"{folder}whole")
+        self._token = self._bucket.blob(f"{folder}token")
+
+    def missing(self) -> list[int]:
+        """See `Upload.missing`."""
+        return [] if self._whole.exists() else [0]
+
+    def take(self, number: int, read: Read) -> None:
+        """See `Upload.take`."""
+        try:
+            token = self._token.download_as_text()
+        except NotFound:
+            token = None
+        try:
+            _rewrite(self._whole, self._source, token, self._token, if_source_generation_match=self.plan.source_tag)
+        except PreconditionFailed as error:
+            raise CopyFailed(f"{self.plan.source.uri(self.plan.source_key)} has changed meanwhile: {error}") from error
+
+    def finish(self) -> bool:
+        """See `Upload.finish`. The service has CRC-32C of every object."""
+        try:
+            self._source.reload()
+            self._whole.metadata = {MARK: self.plan.mark}
+            self._whole.patch()
+            if self._whole.crc32c != self._source.crc32c:
+                self.drop()
+                raise self.plan.damaged(0, f"crc32c:{self._whole.crc32c}", f"crc32c:{self._source.crc32c}")
+            self._publish(self._whole)
+        except NotFound:
+            if not self._published_by_another():
+                raise CopyFailed(f"{self.plan.key}: it was removed meanwhile; a new copy begins anew") from None
+        return True
+
+
+def tidy_uploads(bucket: Any, prefix: str, idle_s: float) -> None:
+    """Remove what is kept of uploads below `prefix` that got no part for `idle_s`."""
+    uploads: dict[str, list[Any]] = defaultdict(list)
+    for blob in bucket.list_blobs(prefix=prefix):
+        uploads[blob.name.removeprefix(prefix).split("/")[0]].append(blob)
+    for blobs in uploads.values():
+        if max(blob.updated for blob in blobs).timestamp() <= time.time() - idle_s:
+            for blob in blobs:
+                _delete(blob)
+
+
+def _upload(blob: Any, body: bytearray) -> None:
+    """Put bytes up in one request; the library compares the MD5 that the service answers with."""
+    blob.upload_from_file(Buffers([memoryview(body)]), size=len(body), checksum="md5")
+
+
+def _rewrite(blob: Any, source: Any, token: str | None = None, kept: Any = None, **asked: Any) -> None:
+    """Copy an object within the service, from `token` on; each new token is written to `kept`."""
+    while True:
+        token, _, _ = blob.rewrite(source, token=token, **asked)
+        if token is None:
+            return
+        if kept is not None:
+            kept.upload_from_string(token)
+
+
+def _delete(blob: Any) -> None:
+    try:
+        blob.delete()
+    except NotFound:
+        return

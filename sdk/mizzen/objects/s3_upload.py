@@ -1,0 +1,275 @@
+"""A copy that comes to an S3 bucket: a multipart upload, whose id is in an object of the store's own.
+
+S3 vouches for a part by its MD5: it refuses one whose bytes differ from the MD5 sent along, lists it with it, and makes
+the object only of parts that still have it. Where S3 copies by itself, what counts is the checksum of the whole object
+that it has of source and target; where the source has none, the caller reads both.
+"""
+
+import hashlib
+import re
+import time
+from base64 import b64encode
+from typing import Any, NamedTuple
+
+from botocore.exceptions import ClientError
+
+from mizzen.objects.store import STAGING
+from mizzen.objects.uploads import CopyFailed, Plan, Read
+
+ABSENT = {"404", "NoSuchKey", "NotFound"}
+MARK = "mizzen-copy"
+"""Name of the metadata that holds the mark."""
+_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
+_WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
+"""Algorithms whose checksums S3 combines from those of parts into that of the whole."""
+
+
+class Place(NamedTuple):
+    """Where an object is, or comes to."""
+
+    client: Any
+    bucket: str
+    name: str
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """How requests name it."""
+        return {"Bucket": self.bucket, "Key": self.name}
+
+    def mark(self) -> str | None:
+        """The mark that the object carries; None: there is no such object, or it carries none."""
+        try:
+            mark: str | None = self.client.head_object(**self.asked).get("Metadata", {}).get(MARK)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ABSENT:
+                return None
+            raise
+        return mark
+
+    def checksum(self) -> tuple[str, str] | None:
+        """Algorithm and checksum of the whole content, as the store has them; None: it has none."""
+        found = self.client.head_object(**self.asked, ChecksumMode="ENABLED")
+        if found.get("ChecksumType", "COMPOSITE" if "-" in found["ETag"] else "FULL_OBJECT") == "FULL_OBJECT":
+            for algorithm in _WHOLE:
+                if value := found.get(f"Checksum{algorithm}"):
+                    return algorithm, value
+        return None
+
+
+class S3Upload:
+    """See `Upload`. An object of one part goes up in one request, at the end."""
+
+    def __init__(self, target: Place, staged: str, plan: Plan, origin: Place | None) -> None:
+        """`staged`: name of the object that holds the upload's id; `origin`: the source, if S3 can copy by itself."""
+        self.plan = plan
+        self._client = target.client
+        self._target = target
+        self._object = target.asked
+        self._staged = {"Bucket": target.bucket, "Key": staged}
+        self._body = bytearray()
+        self._upload: dict[str, Any] = {}
+        self._parts: dict[int, dict[str, Any]] = {}
+        """What S3 has said of each part."""
+        self._origin = origin if plan.parts > 1 else None
+        self._expected = self._origin.checksum() if self._origin else None
+
+    def missing(self) -> list[int]:
+        """See `Upload.missing`."""
+        if self.plan.parts > 1:
+            self._begin()
+        return [number for number in range(self.plan.parts) if number not in self._parts]
+
+    def take(self, number: int, read: Read) -> None:
+        """See `Upload.take`."""
+        if self.plan.parts == 1:
+            self._body = read()
+            return
+        try:
+            said = self._put(number, read()) if self._origin is None else self._copied(number, self._origin)
+        except ClientError as error:
+            raise self._told(error, number) from error
+        self._parts[number] = _vouched(said)
+
+    def finish(self) -> bool:
+        """See `Upload.finish`."""
+        if self.plan.parts <= 1:
+            md5 = hashlib.md5(self._body, usedforsecurity=False)
+            sent = {"Body": self._body, "ContentMD5": b64encode(md5.digest()).decode()}
+            said = self._client.put_object(**self._object, **sent, Metadata={MARK: self.plan.mark})
+            if damaged := self._damaged(0, said, md5.hexdigest()):
+                self._client.delete_object(**self._object)
+                raise damaged
+            return True
+        parts = [{"PartNumber": number + 1, **self._parts[number]} for number in range(self.plan.parts)]
+        whole = {f"Checksum{self._expected[0]}": self._expected[1]} if self._expected else {}
+        try:
+            said = self._client.complete_multipart_upload(
+                **self._upload, MultipartUpload={"Parts": parts}, MpuObjectSize=self.plan.size_bytes, **whole
+            )
+        except ClientError as error:
+            if not self._finished_by_another(error):
+                raise self._told(error) from error
+        else:
+            self._judge(said)
+        self._client.delete_object(**self._staged)
+        return self._origin is None or self._expected is not None
+
+    def drop(self) -> None:
+        """See `Upload.drop`."""
+        if self._upload:
+            _abort(self._client, self._upload)
+        self._client.delete_object(**self._staged)
+
+    def _put(self, number: int, body: bytearray) -> dict[str, Any]:
+        md5 = hashlib.md5(body, usedforsecurity=False)
+        sent = {"Body": body, "ContentMD5": b64encode(md5.digest()).decode(), "ChecksumAlgorithm": "CRC32"}
+        said: dict[str, Any] = self._client.upload_part(**self._upload, **sent, PartNumber=number + 1)
+        if damaged := self._damaged(number, said, md5.hexdigest()):
+            # Listed as it is, it would count as there.
+            self.drop()
+            raise damaged
+        return said
+
+    def _copied(self, number: int, origin: Place) -> dict[str, Any]:
+        start, end = self.plan.span(number)
+        asked = {
+            "CopySource": {"Bucket": origin.bucket, "Key": origin.name},
+            "CopySourceIfMatch": self.plan.source_tag,
+            "CopySourceRange": f"bytes={start}-{end - 1}",
+        }
+        said: dict[str, Any] = self._client.upload_part_copy(**self._upload, **asked, PartNumber=number + 1)
+        return dict(said["CopyPartResult"])
+
+    def _begin(self) -> None:
+        try:
+            known = self._client.get_object(**self._staged)["Body"].read().decode()
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ABSENT:
+                raise
+        else:
+            self._upload = {**self._object, "UploadId": known}
+            found = listed(self._client, self._upload)
+            if found is not None:
+                for part in found:
+                    start, end = self.plan.span(part["PartNumber"] - 1)
+                    if part["Size"] == end - start:
+                        self._parts[part["PartNumber"] - 1] = _vouched(part)
+                return
+        # The whole object gets a checksum that S3 can compare with later copies of it.
+        algorithm = self._expected[0] if self._expected else "CRC32"
+        marked = {} if self._origin and not self._expected else {MARK: self.plan.mark}
+        begun = self._client.create_multipart_upload(
+            **self._object, Metadata=marked, ChecksumAlgorithm=algorithm, ChecksumType="FULL_OBJECT"
+        )
+        self._upload = {**self._object, "UploadId": begun["UploadId"]}
+        self._client.put_object(**self._staged, Body=begun["UploadId"].encode())
+
+    def _damaged(self, number: int, said: dict[str, Any], md5: str) -> CopyFailed | None:
+        found = said["ETag"].strip('"')
+        if found == md5 or not _has_md5(said):
+            return None
+        return self.plan.damaged(number, f"md5:{found}", f"md5:{md5}")
+
+    def _judge(self, said: dict[str, Any]) -> None:
+        """Compare the finished object with its parts, or with its origin where S3 copied by itself."""
+        if self._origin is None:
+            if not _has_md5(said) or not all(_has_md5(part) for part in self._parts.values()):
+                return
+            md5s = b"".join(bytes.fromhex(self._parts[n]["ETag"]) for n in range(self.plan.parts))
+            expected = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{self.plan.parts}"
+            found = said["ETag"].strip('"')
+            if found == expected:
+                return
+        elif self._expected is None:
+            return
+        else:
+            expected = "{}:{}".format(*self._expected)
+            found = "{}:{}".format(*(self._target.checksum() or ("none", "")))
+            if found == expected:
+                return
+        self._client.delete_object(**self._object)
+        where = self.plan.source.uri(self.plan.source_key)
+        raise CopyFailed(f"{self.plan.key}: at the target it is {found}, in {where} it is {expected}")
+
+    def _finished_by_another(self, error: ClientError) -> bool:
+        return error.response["Error"]["Code"] == "NoSuchUpload" and self._target.mark() == self.plan.mark
+
+    def _told(self, error: Any, number: int | None = None) -> Exception:
+        """What an error of S3 means for the copy; itself, if it means nothing special."""
+        code = error.response["Error"]["Code"]
+        where = self.plan.key if number is None else self.plan.target_words(number)
+        if code == "NoSuchUpload":
+            return CopyFailed(f"{where}: the unfinished upload was removed meanwhile; a new one begins anew")
+        if code == "PreconditionFailed":
+            return CopyFailed(f"{where}: {self.plan.source.uri(self.plan.source_key)} has changed meanwhile")
+        if code in ("InvalidPart", "BadDigest"):
+            differences = [
+                self.plan.damaged(part["PartNumber"] - 1, f"md5:{found}", f"md5:{expected}")
+                for part in listed(self._client, self._upload) or ()
+                if (found := _vouched(part)["ETag"]) != (expected := self._parts[part["PartNumber"] - 1]["ETag"])
+            ]
+            self.drop()
+            return differences[0] if differences else CopyFailed(f"{where}: S3 holds what was not sent: {error}")
+        told: Exception = error
+        return told
+
+
+def listed(client: Any, upload: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The parts of an unfinished upload; None: it is not there any more."""
+    try:
+        pages = client.get_paginator("list_parts").paginate(**upload)
+        return [part for page in pages for part in page.get("Parts", ())]
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchUpload":
+            return None
+        raise
+
+
+def tidy_uploads(client: Any, bucket: str, prefix: str, idle_s: float) -> None:
+    """Remove unfinished uploads below `prefix` that got no part for `idle_s`, and notes of uploads that are gone."""
+    before_s = time.time() - idle_s
+    live: set[str] = set()
+    for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+        for found in page.get("Uploads", ()):
+            upload = {"Bucket": bucket, "Key": found["Key"], "UploadId": found["UploadId"]}
+            seen = [part["LastModified"] for part in listed(client, upload) or ()]
+            if max([found["Initiated"], *seen]).timestamp() <= before_s:
+                _abort(client, upload)
+            else:
+                live.add(found["UploadId"])
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}{STAGING}/"):
+        for found in page.get("Contents", ()):
+            note = {"Bucket": bucket, "Key": found["Key"]}
+            if found["LastModified"].timestamp() > before_s:
+                continue
+            try:
+                used = client.get_object(**note)["Body"].read().decode() in live
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in ABSENT:
+                    raise
+                continue
+            if not used:
+                client.delete_object(**note)
+
+
+def _abort(client: Any, upload: dict[str, Any]) -> None:
+    try:
+        client.abort_multipart_upload(**upload)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchUpload":
+            raise
+
+
+def _vouched(said: dict[str, Any]) -> dict[str, Any]:
+    """What completing an upload asks to be told of a part again."""
+    checksums = {name: value for name, value in said.items() if name.startswith("Checksum") and name != "ChecksumType"}
+    return {"ETag": said["ETag"].strip('"'), **checksums}
+
+
+def _has_md5(said: dict[str, Any]) -> bool:
+    """Whether the ETag is an MD5, or one of MD5s: not with keys of KMS or of the customer, nor in every store.
+
+    There, the store has still compared what it was sent with the MD5 and CRC-32 sent along.
+    """
+    keys = str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
+    return not keys and _MD5.fullmatch(said["ETag"].strip('"')) is not None

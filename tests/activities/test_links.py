@@ -1,0 +1,24 @@
+"""Bandwidth of links between regions."""
+
+import pytest
+
+from activities.links import NIGHTLY, ON_DEMAND, share
+from infra.config import CopySettings
+
+
+def test_a_link_has_one_budget() -> None:
+    """All copies of a process over a link draw on one budget, each kind on its share; other links have their own."""
+    settings = CopySettings(link_bytes_per_s=1000.0, nightly_fraction=0.25)
+    nightly, demand = (share(settings, "east", "west", name) for name in (NIGHTLY, ON_DEMAND))
+    assert nightly is not None and demand is not None
+    assert nightly.bandwidth is demand.bandwidth and nightly.name != demand.name
+    assert share(settings, "east", "west", NIGHTLY) == nightly
+    back = share(settings, "west", "east", NIGHTLY)
+    assert back is not None and back.bandwidth is not nightly.bandwidth
+    with pytest.raises(ValueError, match=r"fraction=0.3 of share 'nightly': at most 0.25 is left by the others"):
+        nightly.bandwidth.share(NIGHTLY, 0.3)
+
+
+def test_a_link_without_a_budget() -> None:
+    """Nothing is drawn where no limit was set."""
+    assert share(CopySettings(), "east", "west", NIGHTLY) is None

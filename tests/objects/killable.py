@@ -1,0 +1,50 @@
+"""A process that copies one object and is killed at some instant, again and again.
+
+Reads lines of JSON: `to`, and `kill_after_s` or null. For each it forks a process that opens both stores and copies;
+the time counts from when they are open. Answers with its exit status, negative for a signal, and how long it took.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import mizzen.objects.gcs
+import mizzen.objects.s3  # noqa: F401  # What is imported here need not be imported by each process.
+from mizzen.objects import open_store
+from mizzen.objects.copying import copy_object
+
+
+def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
+    """Copy, and be killed, as standard input says."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        opened, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                source, target = open_store(source_url), open_store(target_url)
+                os.write(tell, b"o")
+                copy_object(source, target, key, name="killed", to=asked["to"], part_bytes=part_bytes)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(tell)
+        os.read(opened, 1)
+        os.close(opened)
+        began_s = time.monotonic()
+        if asked["kill_after_s"] is not None:
+            time.sleep(asked["kill_after_s"])
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        took_s = time.monotonic() - began_s
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status), "took_s": took_s}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,116 @@
+"""Copies that are killed at random instants: the object is absent or whole, and in the end there and nothing else."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen.objects import ObjectStore, checksums, open_store
+from mizzen.objects.copying import copy_object
+from tests.objects.inside import blocks_bytes, raw_names
+
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
+KILLS = 20 * ROUNDS or 6
+PARTS, PART = (12, 20_000)
+GIB = 1 << 30
+PAIRS = [("file", "file"), ("file", "s3"), ("s3", "gcs")]
+PAIRS += [("s3", "s3"), ("gcs", "gcs"), ("gcs", "file")] if ROUNDS else []
+
+
+class Victim:
+    """See `tests.objects.killable`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def copy(self, to: str, kill_after_s: float | None = None) -> dict[str, Any]:
+        """Have it copy, and kill it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps({"to": to, "kill_after_s": kill_after_s}), file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+@contextmanager
+def victim(checkout: Path, source_url: str, target_url: str, part_bytes: int) -> Iterator[Victim]:
+    command = [sys.executable, "-m", "tests.objects.killable", source_url, target_url, "x", str(part_bytes)]
+    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
+    with subprocess.Popen(
+        command, cwd=checkout, env={**os.environ, "PYTHONPATH": paths}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        yield Victim(process)
+
+
+def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Callable[[str], object]) -> int:
+    """Kill copies until KILLS have hit; returns how many copies began behind parts of a killed one."""
+    rng = random.Random(f"{ROUNDS} {target.uri('')[:2]}")
+    full_s = copier.copy("warm")["took_s"]
+    hits = copies = 0
+    while hits < KILLS:
+        to = f"copy-{copies}"
+        # Mostly early, so that one copy is killed several times.
+        ended = copier.copy(to, kill_after_s=full_s * rng.random() * rng.choice((0.5, 1.1)))
+        assert ended["status"] in (0, -9)
+        hits += ended["status"] == -9
+        if target.stat(to) is not None:
+            judge(to)
+            copies += 1
+    assert copier.copy(f"copy-{copies}")["status"] == 0
+    judge(f"copy-{copies}")
+    for store in (source, target):
+        store.tidy_uploads(0)
+        store.tidy()
+    assert raw_names(target) == {"warm", *(f"copy-{number}" for number in range(copies + 1))}
+    return copies
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path) -> None:
+    """Whatever instant a SIGKILL comes at, what is to be seen is whole; the last try ends, and leaves nothing else."""
+    source_url, target_url = map(bucket_of, kinds)
+    source, target = open_store(source_url), open_store(target_url)
+    body = random.Random(3).randbytes(PARTS * PART + 1)
+    source.put("x", body)
+
+    def judge(to: str) -> None:
+        assert target.get(to) == body
+        checksum = checksums.checksum("sha256", [body])
+        assert copy_object(source, target, "x", name="killed", to=to, checksum=checksum).moved_bytes == 0
+
+    with victim(checkout, source_url, target_url, PART) as copier:
+        _killed(copier, source, target, judge)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not ROUNDS, reason="five gigabytes: make chaos")
+def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
+    """The same of a sparse file, which stays sparse."""
+    source_url, target_url = bucket_of("file"), bucket_of("file")
+    source, target = open_store(source_url), open_store(target_url)
+    path = Path(source.uri("x").removeprefix("file://"))
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(5 * GIB)
+        for at in range(0, 5 * GIB, GIB // 2):
+            file.seek(at + at // 1000)
+            file.write(random.Random(at).randbytes(100_000))
+
+    def judge(to: str) -> None:
+        assert copy_object(source, target, "x", name="judge", to=to).moved_bytes == 0
+        assert blocks_bytes(Path(target.uri(to).removeprefix("file://"))) <= 8 << 20
+        target.delete(to)
+        target.put(to, b"was whole")
+
+    with victim(checkout, source_url, target_url, 64 << 20) as copier:
+        _killed(copier, source, target, judge)

@@ -1,0 +1,120 @@
+"""What copies do that come to a folder."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen.objects import open_store
+from mizzen.objects.copying import CopyInUse, copy_object
+from mizzen.objects.files import FileStore
+from tests.objects.inside import blocks_bytes, raw_names
+from tests.objects.test_copying import PART, Watched, bytes_of, copy
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "source")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "target")
+
+
+def _sparse(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size)
+        for at in (3 * MIB + 5, size - 10):
+            file.seek(at)
+            file.write(b"0123456789")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, tmp_path: Path) -> None:
+    """A sparse file arrives as one, byte by byte the same, whether the kernel copies or bytes pass through here."""
+    _sparse(tmp_path / "source/a/x", 40 * MIB)
+    copy_object(Watched(source) if streamed else source, target, "a/x", name="test", part_bytes=MIB)  # type: ignore[arg-type]
+    assert (tmp_path / "target/a/x").read_bytes() == (tmp_path / "source/a/x").read_bytes()
+    assert blocks_bytes(tmp_path / "target/a/x") <= (4 * MIB if streamed else MIB)
+
+
+def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between folders bytes do not pass through here, unless the file systems cannot do it."""
+    source.put("a/x", bytes_of(1, 3 * PART))
+    reader = Watched(source)
+    calls: list[int] = []
+    real = os.copy_file_range
+
+    def refused(*args: Any) -> int:
+        calls.append(args[2])
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "copy_file_range", lambda *args: (calls.append(args[2]), real(*args))[1])
+    assert copy(source, target) == 3 * PART and sum(calls) == 3 * PART
+    monkeypatch.setattr(os, "copy_file_range", refused)
+    assert copy(source, target, to="b") == 3 * PART
+    assert target.get("b") == target.get("a/x") == source.get("a/x")
+    assert reader.read_bytes == 0
+
+
+def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
+    """The same copy at once is refused, and what is in use is not tidied; another copy of the object is none of its."""
+    source.put("a/x", bytes_of(2, 3 * PART))
+
+    def again(done: int, _: int) -> None:
+        if done == PART:
+            with pytest.raises(CopyInUse, match="a/x: another process is copying it to"):
+                copy(source, target)
+            target.tidy_uploads(0)
+            target.tidy()
+            assert copy(source, target, name="another") == 3 * PART
+
+    assert copy(source, target, progress=again) == 3 * PART
+    assert raw_names(target) == {"a/x"}
+
+
+def test_a_copy_that_was_changed_is_no_copy_any_more(source: FileStore, target: FileStore, tmp_path: Path) -> None:
+    """Its mark goes with its content, so the next copy makes it good."""
+    source.put("a/x", bytes_of(3, 3 * PART))
+    copy(source, target)
+    marked = target.stat("a/x")
+    assert marked is not None and marked.mark
+    with (tmp_path / "target/a/x").open("r+b") as file:
+        file.write(b"changed here")
+    os.utime(tmp_path / "target/a/x", ns=(0, 0))
+    changed = target.stat("a/x")
+    assert changed is not None and not changed.mark and changed.tag != marked.tag
+    assert copy(source, target) == 3 * PART
+    assert target.get("a/x") == source.get("a/x")
+
+
+def test_a_file_system_without_attributes(
+    source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then what is there already is found by its content."""
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOTSUP, "no attributes here")
+
+    monkeypatch.setattr(os, "setxattr", none)
+    monkeypatch.setattr(os, "getxattr", none)
+    source.put("a/x", bytes_of(4, 3 * PART))
+    assert copy(source, target) == 3 * PART
+    found = target.stat("a/x")
+    assert found is not None and found.mark == ""
+    assert copy(source, target) == 0
+
+
+def test_keys_of_the_stores_own(bucket_of: Callable[[str], str]) -> None:
+    """Nobody reads or writes what is staged through a key, in any kind of store."""
+    for kind in ("file", "s3", "gcs"):
+        store = open_store(bucket_of(kind))
+        with pytest.raises(ValueError, match=r"'\.staging/x': \.staging is the store's own"):
+            store.put(".staging/x", b"")
