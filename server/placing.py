@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain, islice
@@ -14,9 +15,10 @@ from rich.console import Console
 from domain.instance import DOCUMENT_VERSION, Score
 from infra.errors import ConfigurationError
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
-from tetris import documents
+from tetris import documents, exact
 from tetris.climb import Step, climb
 from tetris.columns import Columns, Ints
+from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
 from tetris.folders import read_folder, write_folder
 from tetris.generate import generate
@@ -25,6 +27,8 @@ from tetris.score import score
 from tetris.versions import v1
 
 _CLIMB_S = 10.0
+_EXACT_S = 600.0
+_PROVED = "proved: no plan that may be chosen costs less"
 _MOVES_SHOWN = 8
 
 
@@ -106,9 +110,31 @@ def _solve(
         lacking = f", over limits by {step.lack:.3g}" if step.lack > 0 else ""
         show(step.part, f"{step.phase}: total {step.total:.6g}{lacking}")
 
+    if method == "exact":
+        return _solve_exactly(columns, _EXACT_S if time_s is None else time_s, seed, show, stop)
     search = v1 if method == "v1" else climb
     found = search(columns, time_s=_CLIMB_S if time_s is None else time_s, seed=seed, listener=listen, stop=stop)
-    return found.home, ""
+    return found.home, _PROVED if found.proved and method == "climb" else ""
+
+
+def _solve_exactly(
+    columns: Columns, time_s: float, seed: int, show: Shown, stop: Callable[[], bool]
+) -> tuple[Ints, str]:
+    """As `_solve`. A good plan to begin with saves the exact method time."""
+    began_s = time.monotonic()
+    upper = climb(columns, time_s=min(_CLIMB_S, time_s / 10), seed=seed, stop=stop).home
+    left_s = max(time_s - (time.monotonic() - began_s), 0.0)
+
+    def listen(far: ExactProgress) -> None:
+        show(min(1.0, far.elapsed_s / max(left_s, 1e-9)), f"total {far.total:.6g}, bound {far.bound:.6g}")
+
+    try:
+        found = exact.solve(columns, time_s=left_s, seed=seed, upper=upper, progress=listen, stop=stop)
+    except ValueError as error:
+        raise ConfigurationError(f"--method exact: {error}") from None
+    if found.proved:
+        return found.home, _PROVED
+    return found.home, f"not proved: no plan that may be chosen costs less than {found.bound:.6g}"
 
 
 def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from domain.instance import Instance, Job, Region, Table
 from tetris.columns import Columns, Floats, Ints
+from tetris.exact.branch import Branching
 from tetris.kernels import search
 from tetris.neighbourhood import Neighbourhood
 from tetris.problem import Problem
@@ -31,6 +32,10 @@ LACKING = 1e4
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective."""
 _SAMPLES = 200
+_WALKS_BEFORE_PROOF = 4
+_BRANCHED = 32
+"""Tables of an instance that the exact method may prove."""
+_LOOKS_OF_NODE = 40
 _CHUNK = 20_000
 """Tables between two looks at the clock."""
 _MOST_TABLES = 64
@@ -59,6 +64,8 @@ class Climbed:
     """[T]"""
     total: float
     lack: float
+    proved: bool
+    """No plan that may be chosen is better."""
     moves: int
     looks: int
     steps: tuple[Step, ...] = field(repr=False)
@@ -133,6 +140,7 @@ class _Climb:
         self.parts = self.problem.fixed, self.problem.state, self.problem.work
         self.tables = np.arange(len(columns.home), dtype=np.int32)
         self.best = columns.home.copy()
+        self.proved = False
         self.spent = np.zeros(search.N_TALLY)
         lack, _ = self.problem.excess
         self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL] = lack, self.problem.total
@@ -147,8 +155,8 @@ class _Climb:
                 self._search()
         spent = self.spent
         return Climbed(
-            self.best, float(spent[search.BEST_TOTAL]), float(spent[search.BEST_LACK]), int(spent[search.MOVES]),
-            int(spent[search.LOOKS]), tuple(self.steps),
+            self.best, float(spent[search.BEST_TOTAL]), float(spent[search.BEST_LACK]), self.proved,
+            int(spent[search.MOVES]), int(spent[search.LOOKS]), tuple(self.steps),
         )  # fmt: skip
 
     def _search(self) -> None:
@@ -179,6 +187,28 @@ class _Climb:
                 self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
                 self._descend("neighbourhoods")
             turn += 1
+            if turn == _WALKS_BEFORE_PROOF and self._is_proved():
+                return
+
+    def _is_proved(self) -> bool:
+        """Whether the exact method's branch and bound shows, within half of what is left, that no plan is better."""
+        if len(self.tables) > _BRANCHED:
+            return False
+        try:
+            branching = Branching(self.problem.columns)
+        except ValueError:  # Too many regions or groups of jobs for it.
+            return False
+        branching.offer(self.best)
+        share = self.spent[search.LOOKS] + (self.budget - self.spent[search.LOOKS]) / 2
+        while not branching.done and self.spent[search.LOOKS] < share and self._goes_on():
+            nodes = branching.nodes
+            branching.go_on()
+            self.spent[search.LOOKS] += _LOOKS_OF_NODE * (branching.nodes - nodes + 1)
+            self._tick("proof")
+        self._take(branching.home)
+        self._keep("proof")
+        self.proved = branching.done
+        return self.proved
 
     def _descend(self, phase: str) -> None:
         """Passes until none moves anything; what is reached is kept if it is better."""
