@@ -82,10 +82,12 @@ def climb(
     seed: int = 0,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    proves: bool = True,
 ) -> Climbed:
     """The best plan found within the budget: about `time_s` seconds, 0 for the greedy passes alone.
 
     `listener` hears of each improvement and, now and then, how far the search is; the search ends where `stop` says so.
+    Without `proves` it does not try to prove small plans.
 
     Raises:
         ValueError: `time_s` is negative.
@@ -93,7 +95,7 @@ def climb(
     if time_s < 0:
         raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
     load()
-    return _Climb(columns, time_s, seed, listener, stop).run()
+    return _Climb(columns, time_s, seed, listener, stop, proves).run()
 
 
 @cache
@@ -102,7 +104,7 @@ def load() -> None:
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = tuple(Table(name, 1.0, "a") for name in "st")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
-    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None, lambda: False).run()
+    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None, lambda: False, True).run()
 
 
 def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
@@ -127,7 +129,13 @@ def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda:
 
 class _Climb:
     def __init__(
-        self, columns: Columns, time_s: float, seed: int, listener: Listener | None, stop: Callable[[], bool]
+        self,
+        columns: Columns,
+        time_s: float,
+        seed: int,
+        listener: Listener | None,
+        stop: Callable[[], bool],
+        proves: bool,
     ) -> None:
         self.began_s = time.monotonic()
         self.time_s = time_s
@@ -140,7 +148,7 @@ class _Climb:
         self.parts = self.problem.fixed, self.problem.state, self.problem.work
         self.tables = np.arange(len(columns.home), dtype=np.int32)
         self.best = columns.home.copy()
-        self.proved = False
+        self.proves, self.proved = proves, False
         self.spent = np.zeros(search.N_TALLY)
         lack, _ = self.problem.excess
         self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL] = lack, self.problem.total
@@ -192,7 +200,7 @@ class _Climb:
 
     def _is_proved(self) -> bool:
         """Whether the exact method's branch and bound shows, within half of what is left, that no plan is better."""
-        if len(self.tables) > _BRANCHED:
+        if not self.proves or len(self.tables) > _BRANCHED:
             return False
         try:
             branching = Branching(self.problem.columns)
