@@ -1,53 +1,31 @@
-"""`mizzen tetris solve` and `score`: read the documents, show how far the search is, write the plan."""
+"""`mizzen tetris solve` and `generate`: read the instance, show how far the search is, write the plan."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
-import click
 from rich.console import Console
 
 from domain.instance import DOCUMENT_VERSION, Score
 from infra.errors import ConfigurationError
+from server.instance_files import read_columns, read_document, write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from tetris import documents, exact
 from tetris.climb import Step, climb
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
-from tetris.folders import read_folder, write_folder
+from tetris.folders import write_folder
 from tetris.generate import generate
 from tetris.problem import Problem
-from tetris.score import score
 from tetris.versions import v1
 
 _CLIMB_S = 10.0
 _EXACT_S = 600.0
 _PROVED = "proved: no plan that may be chosen costs less"
 _MOVES_SHOWN = 8
-
-
-def run_score(instance_path: Path, plan_path: Path) -> int:
-    """`mizzen tetris score`; the exit code.
-
-    Raises:
-        ConfigurationError: a document cannot be used.
-    """
-    if instance_path.is_dir():
-        columns = _read_folder(instance_path)
-        plan = _read(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
-        found = Problem(columns, columns.homes_of(plan)).score()
-    else:
-        instance = _read(instance_path, documents.read_instance)
-        plan = _read(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
-        found = score(instance, plan)
-    click.echo(json.dumps(documents.score_document(found), indent=1))
-    return 0
 
 
 def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
@@ -61,7 +39,7 @@ def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
     except ValueError as error:
         raise ConfigurationError(f"--{error}") from None
     if out.suffix == ".json" or str(out) == "-":
-        _write(out, documents.instance_document(columns.to_instance()))
+        write_json(out, documents.instance_document(columns.to_instance()))
     else:
         write_folder(columns, out)
     return 0
@@ -78,17 +56,17 @@ def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, o
     for path in (out, moves):
         if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
             raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
-    columns = _read_folder(instance) if instance.is_dir() else Columns.of(_read(instance, documents.read_instance))
+    columns = _columns(instance)
     err = Console(stderr=True)
     with interrupts() as interrupted, shown(err) as show:
         home, proved = _solve(columns, method, time_s, seed, show(method), interrupted)
         ended = interrupted()
     homes = columns.plan_of(home)
-    _write(out, documents.plan_document(homes))
+    write_json(out, documents.plan_document(homes))
     made = explain(columns, home)
     first = list(islice(made, _MOVES_SHOWN))
     if moves is not None:
-        _write(moves, {"version": DOCUMENT_VERSION, "moves": [asdict(move) for move in chain(first, made)]})
+        write_json(moves, {"version": DOCUMENT_VERSION, "moves": [asdict(move) for move in chain(first, made)]})
     for line in _summary(columns, home, first):
         err.print(line, highlight=False, markup=False, soft_wrap=True)
     if proved:
@@ -97,6 +75,10 @@ def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, o
         err.print("mizzen: interrupted: this is the best plan so far", highlight=False)
         return EXIT_INTERRUPTED
     return 0
+
+
+def _columns(path: Path) -> Columns:
+    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
 def _solve(
@@ -162,29 +144,3 @@ def _jobs(move: Move) -> str:
     }  # fmt: skip
     said = [f"{count} {word} a region" for word, count in counts.items() if count]
     return f"; jobs: {', '.join(said)}" if said else ""
-
-
-def _read(path: Path, reader: Callable[[bytes], Any]) -> Any:
-    try:
-        return reader(sys.stdin.buffer.read() if str(path) == "-" else documents.read_file(path))
-    except documents.DocumentError as error:
-        shown_path = "standard input" if str(path) == "-" else path
-        raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
-
-
-def _read_folder(path: Path) -> Columns:
-    try:
-        return read_folder(path)
-    except documents.DocumentError as error:
-        raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None
-
-
-def _write(path: Path, body: Any) -> None:
-    text = json.dumps(body, indent=1) + "\n"
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from None

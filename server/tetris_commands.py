@@ -49,7 +49,7 @@ def solve(**options: Any) -> None:
 @click.argument("plan", type=_PATH)
 def score(instance: Path, plan: Path) -> None:
     """Print what PLAN costs for INSTANCE, term by term, and which constraints it breaks, as JSON."""
-    from server.placing import run_score
+    from server.instance_files import run_score
 
     run_command(lambda: run_score(instance, plan))
 

@@ -104,7 +104,9 @@ def load() -> None:
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = tuple(Table(name, 1.0, "a") for name in "st")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
-    _Climb(Columns.of(Instance(regions, tables, jobs)), 0.01, 0, None, lambda: False, True).run()
+    columns = Columns.of(Instance(regions, tables, jobs))
+    _Climb(columns, 0.01, 0, None, lambda: False, True).run()
+    Branching(columns).go_on()
 
 
 def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:

@@ -1,0 +1,81 @@
+"""Reading instances and plans, writing documents, and `mizzen tetris score`, which needs no compiled code."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from infra.errors import ConfigurationError
+from tetris import documents
+from tetris.score import score
+
+if TYPE_CHECKING:
+    from tetris.columns import Columns
+
+T = TypeVar("T")
+
+
+def run_score(instance_path: Path, plan_path: Path) -> int:
+    """`mizzen tetris score`; the exit code.
+
+    Raises:
+        ConfigurationError: a document cannot be used.
+    """
+    if instance_path.is_dir():
+        from tetris.problem import Problem
+
+        columns = read_columns(instance_path)
+        plan = read_document(plan_path, lambda text: documents.read_plan(text, columns.table_names, columns.regions))
+        found = Problem(columns, columns.homes_of(plan)).score()
+    else:
+        instance = read_document(instance_path, documents.read_instance)
+        plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
+        found = score(instance, plan)
+    click.echo(json.dumps(documents.score_document(found), indent=1))
+    return 0
+
+
+def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
+    """What a reader makes of a file, or of standard input (`-`).
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not what it should be.
+    """
+    try:
+        return reader(sys.stdin.buffer.read() if str(path) == "-" else documents.read_file(path))
+    except documents.DocumentError as error:
+        shown_path = "standard input" if str(path) == "-" else path
+        raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
+
+
+def read_columns(path: Path) -> "Columns":
+    """The instance in a folder of Parquet files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+    from tetris.folders import read_folder
+
+    try:
+        return read_folder(path)
+    except documents.DocumentError as error:
+        raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Write a document to a file, or to standard output (`-`).
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    text = json.dumps(body, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None

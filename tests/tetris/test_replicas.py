@@ -1,0 +1,131 @@
+"""Extra replicas: outside the home for disasters, where jobs without a region can run, and hot tables by supply."""
+
+import numpy as np
+import pytest
+
+from domain.instance import Instance, Job, Region, Table
+from tests.tetris.small import small_instance
+from tetris.columns import NONE, Columns
+from tetris.generate import generate
+from tetris.replicas import Policy, candidate_regions, replicate
+
+ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
+ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
+
+
+def regions(*names: str, room: float = 100.0) -> tuple[Region, ...]:
+    """Regions with 10 GPU hours of type a each."""
+    return tuple(Region(name, room, {"a": 10.0}) for name in names)
+
+
+def test_a_disaster_takes_one_copy_at_most() -> None:
+    """The replica is where a failure with the home is least likely, then where the load can be taken."""
+    given = Instance(
+        (*regions("r", "s"), Region("t", 100.0, {"a": 40.0}), Region("u", 100.0)),
+        (Table("x", 10.0, "r"),),
+        (Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=30.0),),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [(columns.regions[r.region], r.reason) for r in found.replicas] == [("t", "disaster_recovery")]
+    together = Policy(correlated={("r", "t"): 0.01}, hot_jobs=1 << 30)
+    found = replicate(columns, columns.home, together)
+    assert [columns.regions[r.region] for r in found.replicas] == ["s"]
+
+
+def test_a_job_of_two_kinds_of_hardware_gets_a_replica() -> None:
+    """Where no region has both types of GPU that a table's jobs need, a replica goes to the highest supply of one."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"b": 5.0}), Region("t", 100.0, {"b": 50.0})),
+        (Table("x", 10.0, "r"),),
+        (
+            Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=1.0),
+            Job("k", "ml", ("x",), 3, gpu_type="b", gpu_hours=1.0),
+            Job("l", "ml", ("x",), 3, gpu_type="c", gpu_hours=1.0),
+        ),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_JOBS)
+    assert [(r.table, columns.regions[r.region], r.job) for r in found.replicas] == [(0, "t", 1)]
+    assert [(u.job, u.reason) for u in found.unplaced] == [(2, "no_hardware")]
+    assert candidate_regions(columns, found.held).tolist() == [[True, False, False], [False, False, True], [False] * 3]
+
+
+def test_only_the_partitions_that_are_needed_are_copied() -> None:
+    """A job that reads a tenth of a table takes a tenth of its bytes, and fits where the whole would not."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 10.0}), Region("s", 30.0, {"a": 20.0})),
+        (Table("x", 60.0, "r"), Table("y", 10.0, "s")),
+        (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
+    )
+    columns = Columns.of(given)
+    whole = replicate(columns, columns.home, ONLY_JOBS)
+    assert [(r.table, r.region, r.part) for r in whole.replicas] == [(1, 0, 1.0)]
+    part = replicate(columns, columns.home, ONLY_JOBS, np.array([0.1, 1.0]))
+    assert [(r.table, r.region) for r in part.replicas] == [(0, 1)]
+    assert part.replicas[0].part == pytest.approx(0.1)
+    assert part.stored_bytes.tolist() == pytest.approx([60.0, 16.0])
+
+
+def test_what_does_not_fit_is_told() -> None:
+    """A job for whose tables no region has room stays without one, with what is missing."""
+    given = Instance(
+        regions("r", "s", room=50.0),
+        (Table("x", 40.0, "r"), Table("y", 45.0, "s")),
+        (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_JOBS)
+    assert found.replicas == ()
+    assert [(u.reason, u.short_bytes) for u in found.unplaced] == [("no_storage", 35.0)]
+
+
+def test_high_priority_data_comes_first() -> None:
+    """Where storage is short, the tables of the higher level get their replica."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 1.0}), Region("s", 10.0, {"a": 1.0})),
+        (Table("x", 8.0, "r"), Table("y", 8.0, "r")),
+        (Job("j", "spark", ("x",), 4), Job("k", "spark", ("y",), 1)),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [r.table for r in found.replicas] == [1]
+
+
+def test_hot_tables_are_spread_by_supply() -> None:
+    """The hottest tables of a type go to the regions that have it, within each one's budget by supply."""
+    jobs = tuple(Job(f"j{i}", "ml", ("x",), 3, gpu_type="a", gpu_hours=1.0) for i in range(3))
+    jobs += tuple(Job(f"k{i}", "ml", ("y",), 3, gpu_type="a", gpu_hours=1.0) for i in range(2))
+    given = Instance(
+        (Region("r", 100.0, {"a": 1.0}), Region("s", 20.0, {"a": 3.0, "b": 1.0}), Region("t", 100.0)),
+        (Table("x", 7.0, "r"), Table("y", 7.0, "r")),
+        jobs,
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, Policy(disaster_recovery_level=0, hot_jobs=2))
+    # 20 bytes, half of them for hot tables, three quarters of that for type a: room for the hottest alone.
+    assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(0, "s", "hot")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
+    """Replicas never exceed storage, held parts and bytes agree, and jobs that find no region are told."""
+    columns = Columns.of(small_instance(seed, 12, 4, 25))
+    found = replicate(columns, columns.home, Policy(hot_jobs=2))
+    stored = (found.held * columns.size_bytes[:, None]).sum(axis=0)
+    assert stored == pytest.approx(found.stored_bytes)
+    homes = np.bincount(columns.home, weights=columns.size_bytes, minlength=4)
+    assert (found.stored_bytes <= np.maximum(columns.capacity_bytes, homes) + 1e-6).all()
+    without = np.flatnonzero(~candidate_regions(columns, found.held).any(axis=1))
+    assert set(without) <= {u.job for u in found.unplaced}
+    assert all(columns.gpu_type[u.job] != NONE or u.reason == "no_storage" for u in found.unplaced)
+
+
+def test_hardly_any_job_is_left_without_a_region() -> None:
+    """On MAST's shape, with room for replicas, at most one job in a thousand finds its data and hardware nowhere."""
+    columns = generate(2000, 8, seed=1)
+    columns.capacity_bytes[:] *= 3.0
+    before = candidate_regions(columns, replicate(columns, columns.home, ONLY_JOBS).held)
+    found = replicate(columns, columns.home, Policy())
+    assert (~candidate_regions(columns, found.held).any(axis=1)).mean() <= 0.001
+    assert candidate_regions(columns, found.held).sum() > before.sum()
