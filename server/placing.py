@@ -1,6 +1,7 @@
 """`mizzen tetris solve` and `generate`: read the instance, show how far the search is, write the plan."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain, islice
@@ -20,6 +21,7 @@ from tetris.explain import Move, explain
 from tetris.folders import write_folder
 from tetris.generate import generate
 from tetris.problem import Problem
+from tetris.replicas import Policy, Replicated, candidate_regions, replicas_document, replicate
 from tetris.versions import v1
 
 _CLIMB_S = 10.0
@@ -45,7 +47,16 @@ def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
     return 0
 
 
-def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, out: Path, moves: Path | None) -> int:
+def run_solve(
+    *,
+    instance: Path,
+    method: str,
+    time_s: float | None,
+    seed: int,
+    out: Path,
+    moves: Path | None,
+    replicas: Path | None,
+) -> int:
     """`mizzen tetris solve` with its options; the exit code. Ctrl-C ends the search: the best plan so far is written.
 
     Raises:
@@ -53,7 +64,7 @@ def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, o
     """
     if time_s is not None and time_s < 0:
         raise ConfigurationError(f"--time-s: {time_s}: must be 0 or more seconds")
-    for path in (out, moves):
+    for path in (out, moves, replicas):
         if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
             raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
     columns = _columns(instance)
@@ -67,6 +78,10 @@ def run_solve(*, instance: Path, method: str, time_s: float | None, seed: int, o
     first = list(islice(made, _MOVES_SHOWN))
     if moves is not None:
         write_json(moves, {"version": DOCUMENT_VERSION, "moves": [asdict(move) for move in chain(first, made)]})
+    if replicas is not None:
+        found = replicate(columns, home, Policy())
+        write_json(replicas, replicas_document(columns, found))
+        err.print(_said(columns, found), highlight=False, markup=False, soft_wrap=True)
     for line in _summary(columns, home, first):
         err.print(line, highlight=False, markup=False, soft_wrap=True)
     if proved:
@@ -136,6 +151,13 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
         lines.append(f"  and {moved - len(first):,} more; `--moves FILE` has all")
     lines += [f"cannot hold: {v.constraint} {v.where}, by {v.by:.6g}" for v in after.violations]
     return lines
+
+
+def _said(columns: Columns, found: Replicated) -> str:
+    count = Counter(replica.reason for replica in found.replicas)
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(count.items())) or "none"
+    nowhere = int((~candidate_regions(columns, found.held).any(axis=1)).sum())
+    return f"replicas: {reasons}; {nowhere:,} of {len(columns.kind):,} jobs have no region with their data and hardware"
 
 
 def _jobs(move: Move) -> str:

@@ -37,6 +37,7 @@ def export(session: Session, file: IO[str], window_days: float | None) -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--out", type=_PATH, default=Path("-"), help="Where to write the plan (default: standard output).")
 @click.option("--moves", type=_PATH, help="Where to write what each move gains, as JSON.")
+@click.option("--replicas", type=_PATH, help="Where to write the replicas that the plan's homes call for, as JSON.")
 def solve(**options: Any) -> None:
     """Find homes for the tables of INSTANCE: JSON, or a folder of Parquet files (docs/tetris-instances.md)."""
     from server.placing import run_solve

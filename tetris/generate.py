@@ -191,7 +191,9 @@ def _scatter(draw: np.random.Generator, columns: Columns) -> Columns:
     columns.home[:] = problem.home
     _fit_supply(columns, problem.state.region)
     stored = np.bincount(columns.home, weights=columns.size_bytes, minlength=regions)
+    # People's choices fit into what there is.
     np.maximum(columns.capacity_bytes, stored, out=columns.capacity_bytes)
+    np.maximum(columns.quota_h, problem.state.cpu, out=columns.quota_h)
     return columns
 
 

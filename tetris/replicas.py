@@ -6,11 +6,12 @@ it serves: a copy that is there costs nothing to move.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from domain.instance import DOCUMENT_VERSION
 from tetris.columns import NONE, Columns, Floats, Ints
 from tetris.problem import Problem
 
@@ -93,6 +94,26 @@ def candidate_regions(columns: Columns, held: Parts, needed: Floats | None = Non
     on_gpus = columns.gpu_type != NONE
     out[on_gpus] &= columns.supply_h[columns.gpu_type[on_gpus]] > 0
     return out
+
+
+def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
+    """The replicas by name, and the jobs that no region can run, as a document."""
+    return {
+        "version": DOCUMENT_VERSION,
+        "replicas": [
+            {
+                "table": columns.table_names[r.table],
+                "region": columns.regions[r.region],
+                "reason": r.reason,
+                "part": r.part,
+                "job": None if r.job == NONE else columns.job_names[r.job],
+            }
+            for r in found.replicas
+        ],
+        "unplaced": [
+            {"job": columns.job_names[u.job], "reason": u.reason, "short_bytes": u.short_bytes} for u in found.unplaced
+        ],
+    }
 
 
 class _Step:
