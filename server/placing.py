@@ -13,7 +13,7 @@ from domain.instance import DOCUMENT_VERSION, Score
 from infra.errors import ConfigurationError
 from server.instance_files import read_columns, read_document, write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
-from tetris import documents, exact
+from tetris import documents, exact, report
 from tetris.climb import Step, climb
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
@@ -28,6 +28,7 @@ _CLIMB_S = 10.0
 _EXACT_S = 600.0
 _PROVED = "proved: no plan that may be chosen costs less"
 _MOVES_SHOWN = 8
+_REGIONS_SHOWN = 40
 
 
 def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
@@ -143,6 +144,8 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
     rows += [(name, f"{getattr(before, name):.6g}", f"{getattr(after, name):.6g}") for name in Score.__slots__[:4]]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(columns.regions) <= _REGIONS_SHOWN:
+        lines += report.lines(report.report(columns, columns.home), report.report(columns, home))
     moved = int((home != columns.home).sum())
     lines.append(f"{moved:,} of {len(home):,} tables move, {problem.moved_bytes:,.0f} bytes are copied")
     for move in first:

@@ -25,7 +25,7 @@ _LEVEL_ODDS = (0.15, 0.3, 0.25, 0.2, 0.1)
 _ANALYTICS = 0.25
 """Part of the jobs that are Spark's or Presto's."""
 _JOBS_OF_PROJECT = 60
-_STORED = 0.7
+_STORED = 0.4
 """Bytes stored at the start over the capacity."""
 
 
