@@ -6,7 +6,7 @@ What must always hold of it the database keeps by itself (`migrations/0005_catal
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from infra.db import events, outbox
@@ -43,16 +43,44 @@ def missing_since(session: Session, tables: Collection[str]) -> dict[tuple[str, 
     return {(table, region): since for table, region, since in session.execute(statement)}
 
 
+def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
+    """Partitions that a replica is to have and has not, in the order of their appending.
+
+    Of a replica of the whole table those are any; else those whose rows in `replica_partition` are not ready.
+    """
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
+    statement = (
+        select(Partition)
+        .join(Replica, Replica.data_table == Partition.data_table)
+        .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
+        .where(Replica.data_table == table, Replica.region == region, ReplicaPartition.ready_at.is_(None))
+        .where(or_(Replica.whole, ReplicaPartition.partition.is_not(None)))
+        .order_by(Partition.created_at, Partition.name)
+        .limit(limit)
+    )
+    return list(session.scalars(statement))
+
+
 def want_replica(
-    session: Session, table: str, region: str, *, workload: Workload | None = None, **detail: object
+    session: Session,
+    table: str,
+    region: str,
+    *,
+    workload: Workload | None = None,
+    night: str | None = None,
+    **detail: object,
 ) -> Replica | None:
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
-    One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays
-    as it is. `detail` goes into the event of a copy. None: there is no such table.
+    A `night` copies it itself. A workload that wants what a night copies does not wait for the night: it is copied on
+    demand from then on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose
+    time is over stays as it is. `detail` goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
     if row is not None and row.state != "deleting" and row.whole:
+        if row.state == "copying" and row.by_night and workload is not None and row.requested_by is None:
+            row.requested_by = workload.id
+            outbox.replicate(session, table, row.source_region or "", region)
         return row
     known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
     if known is None:
@@ -74,9 +102,11 @@ def want_replica(
     row.whole, row.state, row.done_bytes = True, "copying", 0
     row.source_region = known.home_region
     row.requested_by = None if workload is None else workload.id
+    row.by_night = night is not None
     session.flush()
     session.refresh(row)
-    outbox.replicate(session, table, known.home_region, region)
+    if night is None:
+        outbox.replicate(session, table, known.home_region, region)
     events.record(
         session,
         "replica.copying",

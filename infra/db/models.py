@@ -345,6 +345,8 @@ class Replica(Base):
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
     """The workload for which it is made on demand."""
+    by_night: Mapped[bool] = mapped_column(server_default=text("false"))
+    """A nightly plan made it, and another may drop it."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     __table_args__ = (

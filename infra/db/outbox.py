@@ -52,3 +52,8 @@ def wake_scheduler(session: Session) -> None:
 def replicate(session: Session, table: str, source_region: str, target_region: str) -> None:
     """Starts the copy of a table to a region."""
     _put(session, "replicate", None, {"table": table, "source": source_region, "target": target_region})
+
+
+def night(session: Session, night_: str) -> None:
+    """Starts the workflow of a night, or has the one that runs look whether moves are paused."""
+    _put(session, "night", None, {"night": night_})
