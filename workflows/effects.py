@@ -36,7 +36,14 @@ async def record(activity: Activity, argument: Any, result_type: type[T] | None 
     return result
 
 
-async def on_region(activity: Activity, argument: Any, region: str, *, start_to_close_s: float) -> int:
+async def on_region(
+    activity: Activity,
+    argument: Any,
+    region: str,
+    *,
+    start_to_close_s: float,
+    cancellation: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL,
+) -> int:
     """A long effect near a region's bucket, with heartbeats; retried until it is done."""
     done: int = await workflow.execute_activity(
         activity.value,
@@ -46,6 +53,7 @@ async def on_region(activity: Activity, argument: Any, region: str, *, start_to_
         start_to_close_timeout=timedelta(seconds=start_to_close_s),
         heartbeat_timeout=timedelta(seconds=30),
         retry_policy=_FOR_EVER,
+        cancellation_type=cancellation,
     )
     return done
 

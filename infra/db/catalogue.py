@@ -6,7 +6,7 @@ What must always hold of it the database keeps by itself (`migrations/0005_catal
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from infra.db import events, outbox
@@ -41,6 +41,35 @@ def missing_since(session: Session, tables: Collection[str]) -> dict[tuple[str, 
         .group_by(Replica.data_table, Replica.region)
     )
     return {(table, region): since for table, region, since in session.execute(statement)}
+
+
+def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
+    """Partitions that a replica is to have and has not, in the order of their appending.
+
+    Of a replica of the whole table those are any; else those whose rows in `replica_partition` are not ready.
+    """
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
+    statement = (
+        select(Partition)
+        .join(Replica, Replica.data_table == Partition.data_table)
+        .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
+        .where(Replica.data_table == table, Replica.region == region, ReplicaPartition.ready_at.is_(None))
+        .where(or_(Replica.whole, ReplicaPartition.partition.is_not(None)))
+        .order_by(Partition.created_at, Partition.name)
+        .limit(limit)
+    )
+    return list(session.scalars(statement))
+
+
+def held_bytes(session: Session, table: str, region: str) -> int:
+    """Bytes of the partitions that a replica has."""
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
+    statement = (
+        select(func.coalesce(func.sum(Partition.size_bytes), 0))
+        .join(ReplicaPartition, and_(*held))
+        .where(Partition.data_table == table, ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None))
+    )
+    return int(session.execute(statement).scalar_one())
 
 
 def want_replica(
