@@ -54,7 +54,7 @@ class Completion:
     def run(self) -> int:
         """Copies, verifies and records each partition that the replica lacks, then makes it ready; its bytes.
 
-        A table that is appended to meanwhile has one more partition to copy. 0: the replica is gone, or is on its way out.
+        A table that is appended to meanwhile has one more partition to copy. 0: the replica is gone or is going.
 
         Raises:
             ApplicationError: a partition is not what the catalogue says.
