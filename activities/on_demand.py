@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from domain.ask import Ask
@@ -65,7 +65,8 @@ def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[
 def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
     return session.scalars(
         select(Replica)
-        .where(Replica.data_table.in_(tables), Replica.state == "copying")
+        .where(Replica.data_table.in_(tables), or_(Replica.state == "copying", Replica.topping_up))
+        .where(Replica.state != "deleting")
         .order_by(Replica.data_table, Replica.region)
     ).all()
 

@@ -98,8 +98,15 @@ class Completion:
         self._has_bytes += partition.size_bytes
         with transaction(self._engine) as session:
             row = self._wanted(session, lock=True)
+            was_stale = row.stale_since is not None
             self._record(session, row, partition)
             row.source_region, row.done_bytes = home, self._has_bytes
+            session.flush()
+            session.refresh(row)
+            if was_stale and row.stale_since is None:
+                detail = {"table": row.data_table, "source": home, "bytes": row.done_bytes}
+                events.record(session, "replica.fresh", region=row.region, detail=detail)
+                outbox.wake_scheduler(session)
 
     def _progress(self, done_bytes: int, _: int) -> None:
         self._beat(self._has_bytes + done_bytes, self._total_bytes)

@@ -18,7 +18,7 @@ from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db import events, outbox
-from infra.db.catalogue import missing_since, want_replica
+from infra.db.catalogue import want_replica
 from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
 
 router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
@@ -44,9 +44,10 @@ class ReplicaView(View):
     state: str = Field(description="copying, ready, or deleting: its objects go at `delete_at`")
     whole: bool = Field(description="Whether it is of the whole table, and not of some partitions only")
     partitions: int = Field(description="Partitions that are there")
-    missing_since: datetime | None = Field(
+    stale_since: datetime | None = Field(
         description="Of a stale one: when the first partition was appended that it lacks. It is complete as of before"
     )
+    topping_up: bool = Field(description="Whether what a stale one lacks is being copied")
     delete_at: datetime | None
     source_region: str | None
     done_bytes: int
@@ -167,7 +168,7 @@ def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
 
 @router.post("/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409))
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
-    """Starts a copy of the whole table. Where there is one, or one is on its way, it stays as it is.
+    """Starts a copy of the whole table, or of what a stale one lacks. One that is complete, or on its way, stays.
 
     One that is being deleted is kept while its objects are there.
     """
@@ -176,13 +177,13 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
         if session.get(Region, body.region) is None:
             raise invalid("region", "there is no such region", body.region)
         before = session.get(Replica, (name, body.region))
-        state_before = None if before is None or not before.whole else before.state
-        replica = want_replica(session, name, body.region, by=caller.id)
+        state_before = None if before is None or not before.whole else (before.state, before.topping_up)
+        replica = want_replica(session, name, body.region, fresh=True, by=caller.id)
         if replica is None or replica.state == "deleting":
             raise Problem(
                 Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"
             )
-        if replica.state != state_before:
+        if (replica.state, replica.topping_up) != state_before:
             target = f"{name}/{body.region}"
             write_audit(session, caller, "replica.create", target, source_region=replica.source_region)
         return next(r for r in _view(session, find_table(session, name)).replicas if r.region == body.region)
@@ -209,11 +210,11 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
     replicas: dict[str, list[Replica]] = defaultdict(list)
     for replica in session.scalars(select(Replica).where(Replica.data_table.in_(names)).order_by(Replica.region)):
         replicas[replica.data_table].append(replica)
-    held, missing = _held(session, names), missing_since(session, names)
+    held = _held(session, names)
     return [
         TableView(
             name=row.name, namespace=row.namespace, size_bytes=row.size_bytes, home_region=row.home_region,
-            created_at=row.created_at, replicas=[_replica(row, r, held, missing) for r in replicas[row.name]],
+            created_at=row.created_at, replicas=[_replica(row, r, held) for r in replicas[row.name]],
         )
         for row in rows
     ]  # fmt: skip
@@ -226,16 +227,10 @@ def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], int]
     return {(t, r): count for t, r, count in session.execute(select(*key, func.count()).where(*there).group_by(*key))}
 
 
-def _replica(
-    table: Table,
-    row: Replica,
-    held: Mapping[tuple[str, str], int],
-    missing: Mapping[tuple[str, str], datetime],
-) -> ReplicaView:
-    key = row.data_table, row.region
+def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], int]) -> ReplicaView:
     return ReplicaView(
-        region=row.region, state=row.state, whole=row.whole, partitions=held.get(key, 0),
-        missing_since=missing.get(key), delete_at=row.delete_at, source_region=row.source_region,
+        region=row.region, state=row.state, whole=row.whole, partitions=held.get((row.data_table, row.region), 0),
+        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at, source_region=row.source_region,
         done_bytes=row.done_bytes, total_bytes=table.size_bytes, requested_by=row.requested_by,
         created_at=row.created_at, ready_at=row.ready_at,
     )  # fmt: skip

@@ -3,44 +3,38 @@
 What must always hold of it the database keeps by itself (`migrations/0005_catalogue.sql`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import TypeAlias
 
-from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
 from infra.db.models import Partition, Replica, ReplicaPartition, Table, Workload
 
 
-def ready_replicas(session: Session, tables: Collection[str]) -> dict[str, frozenset[str]]:
-    """For each of `tables`, the regions that have a replica of the whole table, the home among them."""
-    out: dict[str, set[str]] = {table: set() for table in tables}
+Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
+"""Table to the regions that have a replica of all of it, each with since when that is stale (None: it is complete)."""
+
+
+def ready_replicas(session: Session, tables: Collection[str]) -> Replicas:
+    """For each of `tables`, where it can be read whole, the home among them."""
+    out: dict[str, dict[str, datetime | None]] = {table: {} for table in tables}
     if out:
         usable = Replica.data_table.in_(sorted(out)), Replica.state == "ready", Replica.whole
-        for table, region in session.execute(select(Replica.data_table, Replica.region).where(*usable)):
-            out[table].add(region)
-    return {table: frozenset(regions) for table, regions in out.items()}
+        found = select(Replica.data_table, Replica.region, Replica.stale_since).where(*usable)
+        for table, region, stale_since in session.execute(found):
+            out[table][region] = stale_since
+    return out
 
 
-def missing_since(session: Session, tables: Collection[str]) -> dict[tuple[str, str], datetime]:
-    """For each (table, region) of a whole replica that is stale, when the first partition was appended that it lacks.
-
-    It is complete as of any time before. A replica that is not here lacks nothing, as none at home does.
-    """
-    has = exists().where(
-        ReplicaPartition.data_table == Replica.data_table,
-        ReplicaPartition.partition == Partition.name,
-        ReplicaPartition.region == Replica.region,
-        ReplicaPartition.ready_at.is_not(None),
+def can_read(replicas: Replicas, tables: Iterable[str], region: str, *, level: int) -> bool:
+    """Whether a workload of this level finds its tables in a region: of high priority, complete ones (MAST 3.5)."""
+    return all(
+        region in replicas[table] and (level > HIGH_PRIORITY or replicas[table][region] is None) for table in tables
     )
-    statement = (
-        select(Replica.data_table, Replica.region, func.min(Partition.created_at))
-        .join(Partition, Partition.data_table == Replica.data_table)
-        .where(Replica.data_table.in_(sorted(tables)), Replica.whole, Replica.state != "copying", ~has)
-        .group_by(Replica.data_table, Replica.region)
-    )
-    return {(table, region): since for table, region, since in session.execute(statement)}
 
 
 def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
@@ -73,34 +67,47 @@ def held_bytes(session: Session, table: str, region: str) -> int:
 
 
 def want_replica(
-    session: Session, table: str, region: str, *, workload: Workload | None = None, **detail: object
+    session: Session,
+    table: str,
+    region: str,
+    *,
+    fresh: bool = False,
+    workload: Workload | None = None,
+    **detail: object,
 ) -> Replica | None:
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
-    One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays
-    as it is. `detail` goes into the event of a copy. None: there is no such table.
+    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. One that is being
+    deleted and still has its objects is taken back, as stale as it is; one whose time is over stays as it is. `detail`
+    goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
-    if row is not None and row.state != "deleting" and row.whole:
+    if row is not None and _is_enough(row, fresh):
         return row
     known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
     if known is None:
         return None
-    row = session.get(Replica, (table, region), with_for_update=True)
+    row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
     if row is not None and row.state == "deleting":
         now = session.execute(select(func.clock_timestamp())).scalar_one()
         if row.delete_at is None or row.delete_at <= now:
             return row
-        row.state, row.delete_at = "ready", None
-        session.flush()
-        events.record(session, "replica.kept", region=region, detail={"table": table, **detail})
-        outbox.wake_scheduler(session)
-    if row is not None and row.whole:
+        row.delete_at = None
+        if row.ready_at is not None:
+            # What ended its top-up was that it should go.
+            row.state, row.topping_up = "ready", False
+            session.flush()
+            events.record(session, "replica.kept", region=region, detail={"table": table, **detail})
+            outbox.wake_scheduler(session)
+    if row is not None and _is_enough(row, fresh):
         return row
     if row is None:
         row = Replica(data_table=table, region=region)
         session.add(row)
-    row.whole, row.state, row.done_bytes = True, "copying", 0
+    if row.stale_since is None:
+        row.whole, row.state, row.ready_at = True, "copying", None
+    else:
+        row.topping_up = True
     row.source_region = known.home_region
     row.requested_by = None if workload is None else workload.id
     session.flush()
@@ -108,10 +115,16 @@ def want_replica(
     outbox.replicate(session, table, known.home_region, region)
     events.record(
         session,
-        "replica.copying",
+        "replica.copying" if row.state == "copying" else "replica.topping_up",
         tenant=None if workload is None else workload.tenant,
         workload=None if workload is None else workload.id,
         region=region,
         detail={"table": table, "source": known.home_region, **detail},
     )
     return row
+
+
+def _is_enough(row: Replica, fresh: bool) -> bool:
+    """Whether nothing needs to be started for those who want the whole table there."""
+    comes = row.state == "copying" or row.stale_since is None or row.topping_up
+    return row.whole and row.state != "deleting" and (comes or not fresh)

@@ -51,7 +51,7 @@ async def test_folders_are_partitions(world: World) -> None:
     assert [(p["name"], p["location"], p["size_bytes"], p["checksum"]) for p in found["items"]] == [
         ("ds=1", "tables/ads.clicks/ds=1/", 20, None), ("ds=2", "tables/ads.clicks/ds=2/", 10, None),
     ]  # fmt: skip
-    assert [(r["partitions"], r["whole"], r["missing_since"]) for r in made["replicas"]] == [(2, True, None)]
+    assert [(r["partitions"], r["whole"], r["stale_since"]) for r in made["replicas"]] == [(2, True, None)]
     page = await get(world, f"{CLICKS}/partitions", limit=1)
     assert [p["name"] for p in page["items"]] == ["ds=1"]
     page = await get(world, f"{CLICKS}/partitions", limit=1, cursor=page["next_cursor"])
@@ -90,7 +90,7 @@ async def test_partitions_are_appended_once(world: World) -> None:
     assert first.json()["items"][0] == again.json()["items"][1]
     table = await get(world, CLICKS)
     assert table["size_bytes"] == 37
-    assert [(r["region"], r["partitions"], r["missing_since"]) for r in table["replicas"]] == [
+    assert [(r["region"], r["partitions"], r["stale_since"]) for r in table["replicas"]] == [
         ("north", 3, None), ("south", 2, first.json()["items"][0]["created_at"]),
     ]  # fmt: skip
     with world.session() as session:

@@ -25,8 +25,9 @@ def _said(replica: Mapping[str, Any]) -> str:
         said = f"goes at {words.clock(replica['delete_at'])}"
     elif not replica["whole"]:
         said = f"{replica['partitions']} partitions"
-    elif replica["missing_since"] is not None:
-        said = f"stale for {words.between(replica['missing_since'], None)}"
+    elif replica["stale_since"] is not None:
+        said = f"stale for {words.between(replica['stale_since'], None)}"
+        said += ", being topped up" if replica["topping_up"] else ""
     else:
         return ""
     return f" ({said})"
@@ -100,7 +101,7 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
 @click.argument("region")
 @click.pass_obj
 def replicate(session: Session, name: str, region: str) -> None:
-    """Start a copy of a table to a region (operators)."""
+    """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
     session.client.replicate_table(name, region)
     emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
 

@@ -41,7 +41,7 @@ class Data(Calls):
         return cast(list[views.Partition], answer["items"])
 
     def replicate_table(self, name: str, region: str) -> views.Replica:
-        """Start a copy of a table to a region (operators)."""
+        """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
         answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
         return cast(views.Replica, answer)
 
