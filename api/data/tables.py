@@ -230,7 +230,7 @@ def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], int]
 def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], int]) -> ReplicaView:
     return ReplicaView(
         region=row.region, state=row.state, whole=row.whole, partitions=held.get((row.data_table, row.region), 0),
-        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at, source_region=row.source_region,
-        done_bytes=row.done_bytes, total_bytes=table.size_bytes, requested_by=row.requested_by,
-        created_at=row.created_at, ready_at=row.ready_at,
+        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at,
+        source_region=row.source_region, done_bytes=row.done_bytes, total_bytes=table.size_bytes,
+        requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
 from infra.db.models import Partition, Replica, ReplicaPartition, Table, Workload
 
-
 Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
 """Table to the regions that have a replica of all of it, each with since when that is stale (None: it is complete)."""
 
@@ -77,9 +76,9 @@ def want_replica(
 ) -> Replica | None:
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
-    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. One that is being
-    deleted and still has its objects is taken back, as stale as it is; one whose time is over stays as it is. `detail`
-    goes into the event of a copy. None: there is no such table.
+    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. One that is
+    being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays as it is.
+    `detail` goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):

@@ -144,6 +144,20 @@ async def test_a_table_of_one_partition_stays_one(world: World) -> None:
     assert (answer.status_code, "one partition" in answer.json()["detail"]) == (409, True)
 
 
+async def test_a_stale_replica_is_topped_up(world: World) -> None:
+    """Asked for again, a stale replica is topped up, once, and stays ready; the operator who wanted it is noted."""
+    await _clicks(world)
+    _stale(world)
+    _put(world, "north", "ds=3/a", size=7)
+    await _append(world, {"name": "ds=3", "size_bytes": 7})
+    for _ in range(2):
+        answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
+        assert (answer.status_code, answer.json()["state"], answer.json()["topping_up"]) == (202, "ready", True)
+    assert [kind for kind, _, _ in mail(world)] == ["wake", "replicate"]
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[-1] == "replica.create"
+
+
 async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
     """Asked for again before its time is over, a replica stays as it is; after it, it is gone first."""
     await _clicks(world)
@@ -178,6 +192,11 @@ async def test_workloads_name_tables_of_namespaces(world: World) -> None:
     wrong = await act(world, "/v1/workloads", body=document(tables=["ads--clicks", "ads.clicks", "default.digits"]))
     assert [path for path, _ in _errors(wrong)] == ["tables[1]", "tables[2]"]
     assert "could not tell it from ads--clicks" in _errors(wrong)[0][1]
+    for pair in (["digits", "digits-complete-until"], ["digits-complete-until", "digits"]):
+        wrong = await act(world, "/v1/workloads", body=document(tables=pair))
+        assert ("tables[1]", f"could not tell it from {pair[0]}") in [
+            (path, told.removeprefix("a task ").partition(":")[0]) for path, told in _errors(wrong)
+        ]
 
 
 async def test_settings_of_regions(world: World) -> None:

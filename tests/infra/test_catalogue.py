@@ -150,8 +150,9 @@ REFUSED = {
     ),
     "a home that loses one": delete(ReplicaPartition).where(ReplicaPartition.region == "a"),
     "a deletion without its time": update(Replica).where(Replica.region == "b").values(state="deleting"),
-    "a replica that is stale while it is made": text("update replica set state = 'copying', stale_since = now()"
-                                                     " where region = 'b'"),
+    "a replica that is stale while it is made": text(
+        "update replica set state = 'copying', stale_since = now() where region = 'b'"
+    ),
     "a top-up of what lacks nothing": update(Replica).where(Replica.region == "b").values(topping_up=True),
     "a replica in a state of its own": update(Replica).where(Replica.region == "b").values(state="lost"),
     "a checksum of another kind": text(
@@ -242,7 +243,7 @@ def waits(house: Engine) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("first", ["append", "record"])
 def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
-    """Of an append and the last lacking partition's arrival at once, the later sees the other: what is stale is known."""
+    """Of an append and the arrival of all that was lacking at once, the later sees the other: it is stale."""
     _add(house, _partition("3"))
     acts = {"append": text("insert into data_partition (data_table, name, location, size_bytes)"
                            " values ('t', '4', 'tables/t/4/', 1)"),
