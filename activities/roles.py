@@ -21,6 +21,7 @@ from activities.held import Held
 from activities.house import HouseActivities
 from activities.launch import LaunchActivities
 from activities.machines import MachineActivities
+from activities.removal import RemovalActivities
 from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
@@ -53,7 +54,7 @@ def control_activities(
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
-        house.collect, house.reconcile, house.expire,
+        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove,
     ]  # fmt: skip
 
 

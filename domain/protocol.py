@@ -417,6 +417,7 @@ class Activity(StrEnum):
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float: seconds until it is due again
     EXPIRE = "house.expire"  # -> float
+    REMOVE_REPLICAS = "house.remove_replicas"  # -> float
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)

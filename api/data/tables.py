@@ -17,10 +17,11 @@ from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
-from infra.db import events, outbox
-from infra.db.catalogue import want_replica
+from infra.db import catalogue, events, outbox
 from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
+from infra.errors import CatalogueError
 
+_LONGEST_GRACE_S = 366 * 86400.0
 router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 
 
@@ -178,7 +179,7 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
             raise invalid("region", "there is no such region", body.region)
         before = session.get(Replica, (name, body.region))
         state_before = None if before is None or not before.whole else (before.state, before.topping_up)
-        replica = want_replica(session, name, body.region, fresh=True, by=caller.id)
+        replica = catalogue.want_replica(session, name, body.region, fresh=True, by=caller.id)
         if replica is None or replica.state == "deleting":
             raise Problem(
                 Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"
@@ -187,6 +188,33 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
             target = f"{name}/{body.region}"
             write_audit(session, caller, "replica.create", target, source_region=replica.source_region)
         return next(r for r in _view(session, find_table(session, name)).replicas if r.region == body.region)
+
+
+@router.delete("/{name}/replicas/{region}", status_code=202, summary="Drop a replica", responses=refusals(404, 409))
+def drop_replica(
+    name: str,
+    region: str,
+    state: StateOf,
+    caller: Operator,
+    grace_s: Annotated[
+        float | None, Query(ge=0, le=_LONGEST_GRACE_S, description="By default what the installation is set to")
+    ] = None,
+) -> ReplicaView:
+    """Nobody new reads the replica from now on; its objects go when the grace is over and no attempt reads them.
+
+    Until then, whoever wants the table in the region takes it back. The table's home cannot be dropped.
+    """
+    grace_s = state.settings.copies.drop_grace_s if grace_s is None else grace_s
+    with state.transaction() as session:
+        find_table(session, name, lock=True)
+        try:
+            row = catalogue.drop_replica(session, name, region, grace_s=grace_s, by=caller.id)
+        except CatalogueError as error:
+            raise Problem(Kind.CONFLICT, str(error)) from None
+        if row is None:
+            raise not_found("replica", f"{name}/{region}")
+        write_audit(session, caller, "replica.drop", f"{name}/{region}", grace_s=grace_s)
+        return next(r for r in _view(session, find_table(session, name)).replicas if r.region == region)
 
 
 def find_table(session: Session, name: str, *, lock: bool = False) -> Table:

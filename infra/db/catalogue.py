@@ -4,7 +4,7 @@ What must always hold of it the database keeps by itself (`migrations/0005_catal
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from sqlalchemy import and_, func, or_, select
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
 from infra.db.models import Partition, Replica, ReplicaPartition, Table, Workload
+from infra.errors import CatalogueError
 
 Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
 """Table to the regions that have a replica of all of it, each with since when that is stale (None: it is complete)."""
@@ -120,6 +121,27 @@ def want_replica(
         region=region,
         detail={"table": table, "source": known.home_region, **detail},
     )
+    return row
+
+
+def drop_replica(session: Session, table: str, region: str, *, grace_s: float, **detail: object) -> Replica | None:
+    """Nobody new reads a region's replica from now on, and its objects go when the grace is over; until then it can be
+    taken back. One whose time is over stays as it is. `detail` goes into the event. None: there is no such replica.
+
+    Raises:
+        CatalogueError: the region is the table's home.
+    """
+    known = session.get(Table, table, with_for_update=True)
+    row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
+    if known is None or row is None:
+        return None
+    if known.home_region == region:
+        raise CatalogueError(f"region {region} is the home of table {table}, whose replica stays while it is")
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    if row.delete_at is None or row.delete_at > now:
+        row.state, row.delete_at = "deleting", now + timedelta(seconds=grace_s)
+        said = {"table": table, "delete_at": row.delete_at.isoformat(), **detail}
+        events.record(session, "replica.deleting", region=region, detail=said)
     return row
 
 

@@ -172,6 +172,37 @@ async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
     assert "being deleted" in answer.json()["detail"]
 
 
+async def _drop(world: World, region: str, **params: Any) -> Any:
+    async with world.client() as client:
+        return await client.request("DELETE", f"{CLICKS}/replicas/{region}", params=params)
+
+
+async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
+    """It can be taken back for as long as it was told, by default a day; what is over stays over."""
+    await _clicks(world)
+    _stale(world)
+    for params, at_least, at_most in (({}, 86300, 86401), ({"grace_s": 5}, 0, 6), ({"grace_s": 0}, -60, 0)):
+        answer = await _drop(world, "south", **params)
+        assert (answer.status_code, answer.json()["state"]) == (202, "deleting")
+        left_s = (datetime.fromisoformat(answer.json()["delete_at"]) - datetime.now(UTC)).total_seconds()
+        assert at_least <= left_s <= at_most
+    over = answer.json()["delete_at"]
+    assert (await _drop(world, "south", grace_s=99)).json()["delete_at"] == over
+    assert (await act(world, f"{CLICKS}/replicas", body={"region": "south"})).status_code == 409
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[1:] == ["replica.drop"] * 4
+
+
+async def test_the_home_is_not_dropped(world: World) -> None:
+    """The table's home is a conflict that says so; where there is no replica, nothing is found."""
+    await _clicks(world)
+    answer = await _drop(world, "north")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:conflict")
+    assert answer.json()["detail"] == "region north is the home of table ads.clicks, whose replica stays while it is"
+    assert (await _drop(world, "south")).status_code == 404
+    assert (await _drop(world, "north", grace_s=-1)).status_code == 422
+
+
 async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
     """Its partitions and replicas go with it."""
     await _clicks(world)

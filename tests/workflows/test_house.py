@@ -40,8 +40,9 @@ async def test_rounds_collect_and_reconcile_and_now_and_then_expire(server: Serv
         await until(lambda: len(house.calls) >= 2, "the first round")
         while Activity.EXPIRE.value not in house.names():
             await environment.sleep(timedelta(seconds=2))
-        await until(lambda: len(house.calls) >= 61, "thirty rounds")
-    assert house.names()[:61] == 30 * ["house.collect", "house.reconcile"] + ["house.expire"]
+        await until(lambda: len(house.calls) >= 62, "thirty rounds")
+    last = ["house.expire", "house.remove_replicas"]
+    assert house.names()[:62] == 30 * ["house.collect", "house.reconcile"] + last
 
 
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:

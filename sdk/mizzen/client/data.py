@@ -45,6 +45,11 @@ class Data(Calls):
         answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
         return cast(views.Replica, answer)
 
+    def drop_replica(self, name: str, region: str, grace_s: float | None = None) -> views.Replica:
+        """Let a table's replica go when the grace is over (operators)."""
+        answer = self._call("DELETE", "tables", name, "replicas", region, params={"grace_s": grace_s})
+        return cast(views.Replica, answer)
+
     def set_region(self, name: str, **settings: Any) -> Region:
         """Set `storage_bytes` or `cpu_hours` (app to hours a day) of a region; what is left out stays (operators)."""
         return cast(Region, self._call("PATCH", "regions", name, body=settings))
