@@ -1,16 +1,15 @@
 """A night's moves: which one is next, beginning it, and switching a table's home once its copy is there."""
 
-from datetime import timedelta
-
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
+from activities.night_moves import give_up
 from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.catalogue import lacking, want_replica
+from infra.db.catalogue import drop_replica, want_replica
 from infra.db.models import Region, Replica, Table
 from infra.db.nights import Night, NightMove, NightPause
 from infra.db.session import transaction
@@ -71,10 +70,10 @@ class MoveActivities:
                 problem = "the table or its replica went meanwhile"
             if problem is not None or table is None or copy is None:
                 _leave(move, problem or "")
-                if copy is not None and copy.state == "copying" and copy.by_night and copy.requested_by is None:
-                    copy.state, copy.delete_at = "deleting", func.clock_timestamp()
+                if copy is not None:
+                    give_up(session, copy, move.night, self._nightly.grace_s)
                 return True
-            if copy.state != "ready" or _lacks(session, copy):
+            if copy.state != "ready" or (move.kind != "replica" and copy.stale_since is not None):
                 return False
             if move.kind == "home" and not self._switched(session, move, table):
                 return True
@@ -98,7 +97,7 @@ class MoveActivities:
             over = _over_bytes(session, target, table.size_bytes)
             if over > 0:
                 return _leave(move, f"{target.name} would hold {over:,} bytes more than its storage")
-        copy = want_replica(session, move.data_table, move.target_region, night=move.night)
+        copy = want_replica(session, move.data_table, move.target_region, fresh=True, night=move.night)
         if copy is None or copy.state == "deleting":
             return _leave(move, f"its objects in {move.target_region} are being deleted")
         move.state, move.begun_at = "copying", func.clock_timestamp()
@@ -108,7 +107,7 @@ class MoveActivities:
     def _dropped(self, session: Session, move: NightMove, table: Table, there: Replica | None) -> bool:
         if there is None or there.state != "ready" or table.home_region == move.target_region:
             return _leave(move, "there is no replica to drop any more")
-        self._give_grace(session, there, move.night)
+        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, night=move.night)
         move.begun_at = func.clock_timestamp()
         return _done(move)
 
@@ -118,21 +117,14 @@ class MoveActivities:
         table.home_region = move.target_region
         session.flush()
         old = session.get(Replica, (table.name, move.source_region), with_for_update=True)
-        if old is not None and move.keeps_source:
-            old.by_night = True
-        elif old is not None:
-            self._give_grace(session, old, move.night)
+        if old is not None and move.keeps_source and old.state == "ready":
+            old.made_by = "night"
+        else:
+            drop_replica(session, table.name, move.source_region, grace_s=self._nightly.grace_s, night=move.night)
         detail = {"table": table.name, "source": move.source_region, "night": move.night}
         events.record(session, "table.moved", region=move.target_region, detail=detail)
         outbox.wake_scheduler(session)
         return True
-
-    def _give_grace(self, session: Session, replica: Replica, night: str) -> None:
-        grace = timedelta(seconds=self._nightly.grace_s)
-        replica.state, replica.delete_at = "deleting", func.clock_timestamp() + grace
-        session.flush()
-        detail = {"table": replica.data_table, "night": night}
-        events.record(session, "replica.deleting", region=replica.region, detail=detail)
 
 
 _COPYING = NightMove.state == "copying"
@@ -160,7 +152,3 @@ def _over_bytes(session: Session, region: Region, more_bytes: int) -> int:
         return 0
     stored = int(session.execute(_STORED, {"region": region.name}).scalar_one())
     return stored + more_bytes - region.storage_bytes
-
-
-def _lacks(session: Session, replica: Replica) -> bool:
-    return bool(lacking(session, replica.data_table, replica.region, limit=1))

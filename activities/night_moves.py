@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import and_, exists, func, or_, select, update
+from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
+from infra.db.catalogue import drop_replica
 from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from infra.db.nights import NightMove
 
+_GIVEN_UP_S = 60.0
 _OVER_QUOTA = "the quota of bytes moved a day is used up"
 
 
@@ -43,19 +45,22 @@ def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Itera
             }  # fmt: skip
 
 
-def tidy(session: Session, night: str) -> None:
-    """Gives up copies that earlier nights began and this one does not go on with: their objects go."""
+def tidy(session: Session, night: str, grace_s: float) -> None:
+    """Gives up copies that earlier nights began and this one does not go on with."""
     goes_on = exists().where(
         NightMove.night == night,
         NightMove.state == "waiting",
         NightMove.data_table == Replica.data_table,
         NightMove.target_region == Replica.region,
     )
-    session.execute(
-        update(Replica)
-        .where(Replica.state == "copying", Replica.by_night, Replica.requested_by.is_(None), ~goes_on)
-        .values(state="deleting", delete_at=func.clock_timestamp())
-    )
+    for copy in session.scalars(select(Replica).where(Replica.state == "copying", ~goes_on)):
+        give_up(session, copy, night, grace_s)
+
+
+def give_up(session: Session, copy: Replica, night: str, grace_s: float) -> None:
+    """What a night copied and nobody waits for goes soon: a copy that did not hear of its end yet hears of this."""
+    if copy.state == "copying" and copy.made_by == "night" and copy.requested_by is None:
+        drop_replica(session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), night=night)
 
 
 def _planned(folder: Path) -> Iterator[dict[str, Any]]:
@@ -66,11 +71,10 @@ def _planned(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Replicas that a night or a workload made, and that no plan calls for now. An operator's stay."""
-    ours = or_(Replica.by_night, Replica.requested_by.is_not(None))
     statement = (
         select(Replica.data_table, Replica.region, Table.home_region)
         .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
-        .where(Replica.state == "ready", ours)
+        .where(Replica.state == "ready", Replica.made_by != "operator")
         .order_by(Replica.data_table, Replica.region)
     )
     for table, region, home in session.execute(statement):
@@ -82,21 +86,19 @@ def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str,
 
 
 def _refreshes(session: Session, wanted: set[tuple[str, str]], coming: set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What ready replicas of whole tables lack, the stalest first, but for those that a move completes or drops."""
+    """What stale replicas of whole tables lack, the stalest first, but for those that a move completes or drops."""
     held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
-    since = func.min(Partition.created_at)
     statement = (
-        select(Replica.data_table, Replica.region, Table.home_region, func.sum(Partition.size_bytes))
-        .add_columns(or_(Replica.by_night, Replica.requested_by.is_not(None)))
+        select(Replica.data_table, Replica.region, Table.home_region, Replica.made_by, func.sum(Partition.size_bytes))
         .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
         .join(Partition, Partition.data_table == Replica.data_table)
         .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
-        .where(Replica.state == "ready", Replica.whole, ReplicaPartition.ready_at.is_(None))
+        .where(Replica.state == "ready", Replica.stale_since.is_not(None), ReplicaPartition.ready_at.is_(None))
         .group_by(Replica.data_table, Replica.region, Table.home_region)
-        .order_by(since, Replica.data_table, Replica.region)
+        .order_by(Replica.stale_since, Replica.data_table, Replica.region)
     )
     return [
         {"table": table, "source": home, "target": region, "size_bytes": size, "why": {}}
-        for table, region, home, size, ours in session.execute(statement)
-        if (table, region) not in coming and ((table, region) in wanted or not ours)
+        for table, region, home, made_by, size in session.execute(statement)
+        if (table, region) not in coming and ((table, region) in wanted or made_by == "operator")
     ]

@@ -103,7 +103,7 @@ class NightActivities:
         while rows := list(islice(moves, _ROWS)):
             session.execute(insert(NightMove), [{"night": ref, "number": number, **move} for number, move in rows])
         if not night.dry_run:
-            tidy(session, ref)
+            tidy(session, ref, self._settings.tetris.nightly.grace_s)
         night.report, night.artifact_url, night.planned_at = report, url, func.clock_timestamp()
         night.state = "moving"
         events.record(session, "night.planned", detail={"night": ref, "moves": _count(session, ref)})

@@ -24,6 +24,7 @@ from activities.machines import MachineActivities
 from activities.moves import MoveActivities
 from activities.night_schedule import set_schedule
 from activities.nights import NightActivities
+from activities.removal import RemovalActivities
 from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
@@ -58,7 +59,7 @@ def control_activities(
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
         house.collect, house.reconcile, house.expire, nights.open_night, nights.plan_night, nights.nights_paused,
-        nights.end_night, moves.next_move, moves.finish_move,
+        nights.end_night, moves.next_move, moves.finish_move, RemovalActivities(engine, client).remove,
     ]  # fmt: skip
 
 

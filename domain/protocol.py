@@ -417,6 +417,7 @@ class Activity(StrEnum):
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float: seconds until it is due again
     EXPIRE = "house.expire"  # -> float
+    REMOVE_REPLICAS = "house.remove_replicas"  # -> float
     OPEN_NIGHT = "night.open"  # NightRef -> NightTicket
     PLAN_NIGHT = "night.plan"  # NightRef -> None
     NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder

@@ -91,8 +91,10 @@ class CopySettings(_Section):
     """What a process may use of a link from one region to another; None: as much as there is."""
     nightly_fraction: float = Field(0.5, gt=0, lt=1)
     """The share of nightly moves while copies on demand want bandwidth too."""
-    keep_unfinished_s: float = Field(2 * 86400.0, gt=0)
+    keep_unfinished_s: float = Field(43200.0, gt=0)
     """How long parts of a copy that was interrupted are kept for it to go on."""
+    drop_grace_s: float = Field(86400.0, ge=0)
+    """How long a replica that is dropped can be taken back: then its objects are deleted."""
 
 
 class WeightSettings(_Section):

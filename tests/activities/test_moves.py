@@ -51,7 +51,7 @@ def test_an_old_home_that_is_wanted_stays_as_a_replica(nights: NightWorld) -> No
     assert nights.finish(order)
     assert nights.replicas("a") == {"east": "ready", "west": "ready"}
     with nights.world.session() as session:
-        assert session.get_one(Replica, ("a", "east")).by_night
+        assert session.get_one(Replica, ("a", "east")).made_by == "night"
 
 
 def test_what_was_appended_meanwhile_is_copied_before_the_switch(nights: NightWorld) -> None:

@@ -96,7 +96,7 @@ def test_a_dry_run_moves_nothing(nights: NightWorld) -> None:
     """It has its moves, of which none begins, and gives up no copy of an earlier night."""
     with nights.world.session() as session:
         begin_night(session, NIGHT, 3600.0, dry_run=True)
-        session.add(Replica(data_table="a", region="east", state="copying", by_night=True))
+        session.add(Replica(data_table="a", region="east", state="copying", made_by="night"))
     _plan(nights)
     assert nights.next().over
     nights.nights.end_night(NightRef(NIGHT))
@@ -118,7 +118,7 @@ def _move(kind: str, table: str, source: str, target: str, size: int = 10) -> di
 
 def test_what_is_dropped_refreshed_and_over_the_quota(nights: NightWorld, tmp_path: Path) -> None:
     """Replicas that nights and workloads made are dropped when nobody wants them; operators' are kept, and fresh."""
-    for table, owner in (("night", {"by_night": True}), ("job", {"requested_by": "wl-1"}), ("ops", {})):
+    for table, owner in (("night", {"made_by": "night"}), ("job", {"made_by": "workload"}), ("ops", {})):
         nights.table(table, "west", "east")
         nights.world.alter(Replica, (table, "east"), **owner)
         nights.append(table, "ds=3")
@@ -158,11 +158,11 @@ def test_copies_that_no_night_goes_on_with_are_given_up(nights: NightWorld) -> N
             nights.table("c", "west")
         with nights.world.session() as session:
             session.add(
-                Replica(data_table=table, region="east", state="copying", by_night=True, requested_by=owner)
+                Replica(data_table=table, region="east", state="copying", made_by="night", requested_by=owner)
             )  # fmt: skip
     nights.night({**_row("a")})
     with nights.world.session() as session:
-        tidy(session, NIGHT)
+        tidy(session, NIGHT, 0.0)
     assert [nights.replicas(table)["east"] for table in "abc"] == ["copying", "deleting", "copying"]
 
 

@@ -41,8 +41,13 @@ class Data(Calls):
         return cast(list[views.Partition], answer["items"])
 
     def replicate_table(self, name: str, region: str) -> views.Replica:
-        """Start a copy of a table to a region (operators)."""
+        """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
         answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
+        return cast(views.Replica, answer)
+
+    def drop_replica(self, name: str, region: str, grace_s: float | None = None) -> views.Replica:
+        """Let a table's replica go when the grace is over (operators)."""
+        answer = self._call("DELETE", "tables", name, "replicas", region, params={"grace_s": grace_s})
         return cast(views.Replica, answer)
 
     def set_region(self, name: str, **settings: Any) -> Region:

@@ -10,7 +10,8 @@ class Replica(TypedDict):
     state: str
     whole: bool
     partitions: int
-    missing_since: str | None
+    stale_since: str | None
+    topping_up: bool
     delete_at: str | None
     source_region: str | None
     done_bytes: int

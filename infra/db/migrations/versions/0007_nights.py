@@ -1,7 +1,7 @@
 """Nights of the placement of tables, their moves, and the pause.
 
 Revision ID: 0007
-Revises: 0005
+Revises: 0006
 """
 
 import sqlalchemy as sa
@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0007"
-down_revision = "0005"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
@@ -19,7 +19,9 @@ _JSON = postgresql.JSONB(astext_type=sa.Text())
 
 def upgrade() -> None:
     """Applies this revision."""
-    op.add_column("replica", sa.Column("by_night", sa.Boolean(), server_default=sa.text("false"), nullable=False))
+    op.add_column("replica", sa.Column("made_by", sa.Text(), server_default="operator", nullable=False))
+    op.execute("update replica set made_by = 'workload' where requested_by is not null")
+    op.create_check_constraint("replica_made_by", "replica", "made_by in ('operator', 'workload', 'night')")
     op.create_table(
         "night",
         sa.Column("id", sa.Text(), nullable=False),
@@ -88,4 +90,4 @@ def downgrade() -> None:
     op.drop_table("night_pause")
     op.drop_table("night_move")
     op.drop_table("night")
-    op.drop_column("replica", "by_night")
+    op.drop_column("replica", "made_by")
