@@ -189,6 +189,8 @@ class Dispatcher:
             elif row.kind == "replicate":
                 asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
                 deliver = self._replicate(asked)
+            elif row.kind == "night":
+                deliver = self._night(str(body["night"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
@@ -241,6 +243,16 @@ class Dispatcher:
             # Nobody attends to the machine then: its agent announces itself again, and registering it asks Postgres.
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
+
+    async def _night(self, night: str) -> None:
+        await self._client.start_workflow(
+            "NightWorkflow",
+            id=night,
+            task_queue=ids.CONTROL_QUEUE,
+            start_signal="look",
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        )
 
     async def _replicate(self, request: ReplicateTable) -> None:
         """Starts the copy, or has the one that runs look again when it is done."""

@@ -418,6 +418,12 @@ class Activity(StrEnum):
     COLLECT = "house.collect"  # -> float: seconds until it is due again
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
+    OPEN_NIGHT = "night.open"  # NightRef -> NightTicket
+    PLAN_NIGHT = "night.plan"  # NightRef -> None
+    NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder
+    FINISH_MOVE = "night.finish_move"  # MoveRef -> bool: False if there is more to copy
+    NIGHTS_PAUSED = "night.paused"  # -> bool
+    END_NIGHT = "night.end"  # NightRef -> None
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)

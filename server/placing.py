@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from domain.instance import DOCUMENT_VERSION, Score
+from domain.instance import DOCUMENT_VERSION
 from infra.errors import ConfigurationError
 from server.instance_files import read_columns, read_document, write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
@@ -20,7 +20,6 @@ from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
 from tetris.folders import write_folder
 from tetris.generate import generate
-from tetris.problem import Problem
 from tetris.replicas import Policy, Replicated, candidate_regions, replicas_document, replicate
 from tetris.versions import v1
 
@@ -28,7 +27,6 @@ _CLIMB_S = 10.0
 _EXACT_S = 600.0
 _PROVED = "proved: no plan that may be chosen costs less"
 _MOVES_SHOWN = 8
-_REGIONS_SHOWN = 40
 
 
 def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
@@ -136,24 +134,13 @@ def _solve_exactly(
 
 
 def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
-    problem = Problem(columns)
-    before = problem.score()
-    problem.restart(home)
-    after = problem.score()
-    rows = [("", "BEFORE", "AFTER")]
-    rows += [(name, f"{getattr(before, name):.6g}", f"{getattr(after, name):.6g}") for name in Score.__slots__[:4]]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    if len(columns.regions) <= _REGIONS_SHOWN:
-        lines += report.lines(report.report(columns, columns.home), report.report(columns, home))
-    moved = int((home != columns.home).sum())
-    lines.append(f"{moved:,} of {len(home):,} tables move, {problem.moved_bytes:,.0f} bytes are copied")
+    summary = report.summarise(columns, home)
+    lines = report.lines(summary)
     for move in first:
         lines.append(f"  {move.table}: {move.source} -> {move.target}, total {move.total:+.4g}{_jobs(move)}")
-    if moved > len(first):
-        lines.append(f"  and {moved - len(first):,} more; `--moves FILE` has all")
-    lines += [f"cannot hold: {v.constraint} {v.where}, by {v.by:.6g}" for v in after.violations]
-    return lines
+    if summary.moved_tables > len(first):
+        lines.append(f"  and {summary.moved_tables - len(first):,} more; `--moves FILE` has all")
+    return lines + report.cannot_hold(summary)
 
 
 def _said(columns: Columns, found: Replicated) -> str:

@@ -8,6 +8,7 @@ import click
 from mizzen.cli.output import dump
 from mizzen.cli.session import Commands, Session
 from server.commands import run_command
+from server.night_commands import COMMANDS as NIGHT_COMMANDS
 from server.usage_commands import usage
 
 _PATH = click.Path(path_type=Path)
@@ -18,7 +19,8 @@ def tetris() -> None:
     """Place tables near the jobs that read them."""
 
 
-tetris.add_command(usage)
+for command in (usage, *NIGHT_COMMANDS):
+    tetris.add_command(command)
 
 
 @tetris.command()

@@ -42,9 +42,10 @@ async def on_region(
     region: str,
     *,
     start_to_close_s: float,
+    tries: int = 0,
     cancellation: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL,
 ) -> int:
-    """A long effect near a region's bucket, with heartbeats; retried until it is done."""
+    """A long effect near a region's bucket, with heartbeats; retried until it is done, or `tries` times."""
     done: int = await workflow.execute_activity(
         activity.value,
         argument,
@@ -52,7 +53,7 @@ async def on_region(
         result_type=int,
         start_to_close_timeout=timedelta(seconds=start_to_close_s),
         heartbeat_timeout=timedelta(seconds=30),
-        retry_policy=_FOR_EVER,
+        retry_policy=replace(_FOR_EVER, maximum_attempts=tries),
         cancellation_type=cancellation,
     )
     return done

@@ -73,16 +73,21 @@ def want_replica(
     *,
     fresh: bool = False,
     workload: Workload | None = None,
+    night: str | None = None,
     **detail: object,
 ) -> Replica | None:
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
-    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. One that is
-    being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays as it is.
-    `detail` goes into the event of a copy. None: there is no such table.
+    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. A `night` copies
+    by itself. A workload that wants what a night copies does not wait for the night: it is copied on demand from then
+    on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over
+    stays as it is. `detail` goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
+        if row.state == "copying" and row.by_night and workload is not None and row.requested_by is None:
+            row.requested_by = workload.id
+            outbox.replicate(session, table, row.source_region or "", region)
         return row
     known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
     if known is None:
@@ -104,15 +109,17 @@ def want_replica(
     if row is None:
         row = Replica(data_table=table, region=region)
         session.add(row)
+    wanted_by = None if workload is None else workload.id
     if row.stale_since is None:
         row.whole, row.state, row.ready_at = True, "copying", None
+        row.requested_by, row.by_night = wanted_by, night is not None
     else:
-        row.topping_up = True
+        row.topping_up, row.topped_up_for = True, wanted_by
     row.source_region = known.home_region
-    row.requested_by = None if workload is None else workload.id
     session.flush()
     session.refresh(row)
-    outbox.replicate(session, table, known.home_region, region)
+    if night is None:
+        outbox.replicate(session, table, known.home_region, region)
     events.record(
         session,
         "replica.copying" if row.state == "copying" else "replica.topping_up",

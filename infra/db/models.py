@@ -346,7 +346,9 @@ class Replica(Base):
     source_region: Mapped[str | None]
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
-    """The workload for which it is made, or topped up, on demand."""
+    """The workload for which it is made on demand."""
+    by_night: Mapped[bool] = mapped_column(server_default=text("false"))
+    """A nightly plan made it, and another may drop it."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     """When it was complete for the first time; None: it has never been."""
@@ -354,7 +356,9 @@ class Replica(Base):
     """When the first partition was appended that it lacks: as of before, it is complete. None: it lacks none, is of
     parts, or has never been complete."""
     topping_up: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether what it lacks is being copied."""
+    """Whether what it lacks is being copied on demand."""
+    topped_up_for: Mapped[str | None]
+    """The workload for which that was, or is, the last time."""
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),

@@ -53,3 +53,8 @@ def replicate(session: Session, table: str, source_region: str, target_region: s
     """Starts the copy of what a region's replica of a table lacks, if it does not run; `share` is of the bandwidth."""
     body = {"table": table, "source": source_region, "target": target_region, "share": share}
     _put(session, "replicate", None, body)
+
+
+def night(session: Session, night_: str) -> None:
+    """Starts the workflow of a night, or has the one that runs look whether moves are paused."""
+    _put(session, "night", None, {"night": night_})

@@ -13,8 +13,9 @@ from temporalio.testing import ActivityEnvironment
 from activities.house import HouseActivities
 from domain import ids
 from domain.phases import Phase
-from infra.db.logs import SCHEMA, Audit, Event, Outbox
+from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Allocation, Idempotency, Region, Workload
+from infra.db.schema import SCHEMA
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
