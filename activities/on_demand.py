@@ -39,7 +39,7 @@ def may_be_placed_later(session: Session, ask: Ask, level: int, unreachable: Ite
 
 def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
     """Whether a copy that was started for this workload is not complete yet."""
-    return any(r.requested_by == workload for r in _copying(session, tables))
+    return any(_for(r) == workload for r in _copying(session, tables))
 
 
 def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offers: Sequence[Bid]) -> list[Reason]:
@@ -50,7 +50,7 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
     place the most of it. A stale replica lacks nothing for those who may read it. The reasons say what is being copied.
     """
     copying = _copying(session, ask.tables)
-    for region in sorted({r.region for r in copying if r.requested_by == workload.id}):
+    for region in sorted({r.region for r in copying if _for(r) == workload.id}):
         return [_progress(session, r) for r in copying if r.region == region]
     able = [b for b in offers if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
     if not able:
@@ -77,6 +77,11 @@ def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
         .where(Replica.state != "deleting")
         .order_by(Replica.data_table, Replica.region)
     ).all()
+
+
+def _for(replica: Replica) -> str | None:
+    """For which workload it is being copied."""
+    return replica.requested_by if replica.state == "copying" else replica.topped_up_for
 
 
 def _soonest(bid: Bid) -> tuple[object, ...]:

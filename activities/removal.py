@@ -14,6 +14,7 @@ from domain import ids
 from domain.protocol import Activity
 from infra.db import events, outbox
 from infra.db.models import Attempt, Partition, Region, Replica, ReplicaPartition, Workload
+from infra.db.nights import Night, NightMove
 from infra.db.session import in_thread, transaction
 from mizzen.objects.store import ObjectStore, open_store
 from mizzen.objects.workers import Workers
@@ -93,7 +94,7 @@ class RemovalActivities:
     def _may_go(self, table: str, region: str) -> tuple[ObjectStore, frozenset[str]] | None:
         """The bucket, and the folders of the partitions that the replica has or was to have; None: it stays for now."""
         with transaction(self._engine) as session:
-            row = _unread(session, table, region)
+            row = _unused(session, table, region)
             if row is None:
                 return None
             statement = select(Partition.location).where(Partition.data_table == table)
@@ -104,7 +105,7 @@ class RemovalActivities:
 
     def _forget(self, table: str, region: str) -> None:
         with transaction(self._engine) as session:
-            row = _unread(session, table, region)
+            row = _unused(session, table, region)
             if row is not None:
                 session.delete(row)
                 events.record(session, "replica.deleted", region=region, detail={"table": table})
@@ -112,8 +113,8 @@ class RemovalActivities:
                 outbox.wake_scheduler(session)
 
 
-def _unread(session: Session, table: str, region: str) -> Replica | None:
-    """A replica whose time is over and that no live attempt reads. Nobody can take it back any more.
+def _unused(session: Session, table: str, region: str) -> Replica | None:
+    """A replica whose time is over, that no live attempt reads and no night copies. Nobody can take it back any more.
 
     The lock waits for those who were about to.
     """
@@ -127,7 +128,14 @@ def _unread(session: Session, table: str, region: str) -> Replica | None:
         .where(Attempt.released_at.is_(None), Attempt.region == region, Workload.spec["tables"].contains([table]))
         .limit(1)
     )
-    return row if session.scalar(readers) is None else None
+    copies = (
+        select(NightMove.number)
+        .join(Night, Night.id == NightMove.night)
+        .where(Night.state == "moving", NightMove.state == "copying")
+        .where(NightMove.data_table == table, NightMove.target_region == region)
+        .limit(1)
+    )
+    return row if session.scalar(readers) is None and session.scalar(copies) is None else None
 
 
 def _objects(store: ObjectStore, prefix: str, after: str) -> list[str]:

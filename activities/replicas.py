@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.links import share
 from activities.partitions import Bucket, WrongPartition, bring
-from domain.protocol import ReplicateTable
+from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.catalogue import held_bytes, lacking
@@ -138,10 +138,13 @@ class Completion:
         tries = activity.info().attempt
         if tries < _SHOWN_AFTER:
             return ApplicationError(str(error), type="WrongPartition")
-        _log.warning("%s; tried again in %s", error, _WRONG_AGAIN)
+        nightly = self._request.share == NIGHTLY
+        _log.warning("%s; %s", error, "given up for this night" if nightly else f"tried again in {_WRONG_AGAIN}")
         detail = {"table": partition.data_table, "partition": partition.name, "source": home, "error": str(error)}
         with transaction(self._engine) as session:
             events.record(session, "replica.failed", region=self._request.target_region, detail=detail)
+        if nightly:
+            return ApplicationError(str(error), type="WrongPartition", non_retryable=True)
         return ApplicationError(str(error), type="WrongPartition", next_retry_delay=_WRONG_AGAIN)
 
     def _publish(self) -> int | None:

@@ -58,8 +58,8 @@ def control_activities(
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
-        house.collect, house.reconcile, house.expire, nights.open_night, nights.plan_night, nights.nights_paused,
-        nights.end_night, moves.next_move, moves.finish_move, RemovalActivities(engine, client).remove,
+        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove, nights.open_night,
+        nights.plan_night, nights.nights_paused, nights.end_night, moves.next_move, moves.finish_move,
     ]  # fmt: skip
 
 

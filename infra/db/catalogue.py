@@ -79,9 +79,9 @@ def want_replica(
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
     A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. A `night` copies
-    by itself; a workload that wants what a night copies does not wait for it: it is copied on demand from then on. One
-    that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays as it
-    is. `detail` goes into the event of a copy. None: there is no such table.
+    by itself. A workload that wants what a night copies does not wait for the night: it is copied on demand from then
+    on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over
+    stays as it is. `detail` goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
@@ -109,13 +109,14 @@ def want_replica(
     if row is None:
         row = Replica(data_table=table, region=region)
         session.add(row)
+    wanted_by = None if workload is None else workload.id
     if row.stale_since is None:
         row.whole, row.state, row.ready_at = True, "copying", None
+        row.requested_by = wanted_by
         row.made_by = "night" if night is not None else "operator" if workload is None else "workload"
     else:
-        row.topping_up = True
+        row.topping_up, row.topped_up_for = True, wanted_by
     row.source_region = known.home_region
-    row.requested_by = None if workload is None else workload.id
     session.flush()
     session.refresh(row)
     if night is None:

@@ -346,7 +346,7 @@ class Replica(Base):
     source_region: Mapped[str | None]
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
-    """The workload for which it is made, or topped up, on demand."""
+    """The workload for which it is made on demand."""
     made_by: Mapped[str] = mapped_column(server_default=text("'operator'"))
     """Who had it made: `operator`, `workload` or `night`. Nights drop what they or workloads had made."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -356,7 +356,9 @@ class Replica(Base):
     """When the first partition was appended that it lacks: as of before, it is complete. None: it lacks none, is of
     parts, or has never been complete."""
     topping_up: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether what it lacks is being copied."""
+    """Whether what it lacks is being copied on demand."""
+    topped_up_for: Mapped[str | None]
+    """The workload for which that was, or is, the last time."""
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),

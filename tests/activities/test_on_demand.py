@@ -226,7 +226,7 @@ def test_who_has_high_priority_reads_no_stale_replica(stale: World) -> None:
     assert (_copies(stale), stale.put_out("replicate")) == ([], 1)
     with stale.session() as session:
         row = session.get_one(Replica, ("words", "west"))
-        assert (row.state, row.topping_up, row.requested_by) == ("ready", True, high)
+        assert (row.state, row.topping_up, row.topped_up_for) == ("ready", True, high)
         since = row.stale_since
     assert since is not None
     said = stale.reasons(high)[-1]["detail"]["stale_since"]

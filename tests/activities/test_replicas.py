@@ -16,7 +16,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import partitions, replicas
 from activities.copies import CopyActivities
-from domain.protocol import ReplicateTable
+from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
 from mizzen.objects import copying
@@ -144,7 +144,7 @@ _KILLED = """
 import os, signal, sys
 from temporalio.testing import ActivityEnvironment
 from activities.copies import CopyActivities
-from domain.protocol import ReplicateTable
+from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db.session import open_engine
 
@@ -247,7 +247,7 @@ def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> Non
 
 
 def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
-    """From the third try on there is an event with the error, and the next try comes later."""
+    """From the third try on there is an event with the error, and the next try comes later, at night none."""
     (_folder(fleet, "east", "ds=2") / "a").unlink()
     delays = []
     for attempt in (1, 2, 3):
@@ -256,6 +256,9 @@ def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
         delays.append(caught.value.next_retry_delay)
     assert delays == [None, None, replicas._WRONG_AGAIN]
     (event,) = fleet.events(kind="replica.failed")
+    with pytest.raises(ApplicationError) as given_up:
+        complete(fleet, replace(REQUEST, share=NIGHTLY), attempt=3)
+    assert given_up.value.non_retryable, "the night goes on without it"
     assert (event["region"], event["detail"]["partition"], event["detail"]["source"]) == ("west", "ds=2", "east")
     assert event["detail"]["error"] == str(caught.value.message)
     assert held(fleet) == ["ds=1"]

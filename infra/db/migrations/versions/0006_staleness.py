@@ -32,6 +32,7 @@ def upgrade() -> None:
     """Applies this revision."""
     op.add_column("replica", sa.Column("stale_since", _TIME, nullable=True))
     op.add_column("replica", sa.Column("topping_up", sa.Boolean(), server_default=sa.text("false"), nullable=False))
+    op.add_column("replica", sa.Column("topped_up_for", sa.Text(), nullable=True))
     op.add_column("attempt", sa.Column("stale_tables", postgresql.JSONB(astext_type=sa.Text()), nullable=True))
     op.execute(_READY_AT)
     op.execute(_STALE_SINCE)
@@ -50,5 +51,6 @@ def downgrade() -> None:
     op.drop_constraint("replica_topping_up", "replica")
     op.drop_constraint("replica_stale", "replica")
     op.drop_column("attempt", "stale_tables")
+    op.drop_column("replica", "topped_up_for")
     op.drop_column("replica", "topping_up")
     op.drop_column("replica", "stale_since")
