@@ -82,6 +82,12 @@ class Problem:
         return float(now[layout.READ]), float(gpu_term(self.fixed, self.state)), float(storage)
 
     @property
+    def magnitude(self) -> float:
+        """What the parts of the objective may come to, by their weights: totals that differ by less than some 1e-14 of it
+        are the same."""
+        return float(self.fixed.number[layout.MAGNITUDE])
+
+    @property
     def moved_bytes(self) -> float:
         """Bytes that the plan copies."""
         return float(self.state.now[layout.MOVED])
@@ -179,6 +185,12 @@ def _fixed(columns: Columns) -> Fixed:
     number[layout.ALL_BYTES] = all_bytes or 1.0
     number[layout.STORED_SCALE] = held / regions or 1.0
     number[layout.CAPACITY2] = (capacity_share**2).sum()
+    importance = np.tile(by_level, types)
+    number[layout.MAGNITUDE] = (
+        c.weights.read * float((per_byte * job_bytes).sum())
+        + c.weights.gpu * (1.0 + c.weights.overload) * float(importance.sum())
+        + c.weights.storage
+    ) or 1.0
     return Fixed(
         size=c.size_bytes,
         start=c.home,
@@ -194,7 +206,7 @@ def _fixed(columns: Columns) -> Fixed:
         share=share,
         share2=(share**2).sum(axis=1),
         mean=mean,
-        importance=np.tile(by_level, types),
+        importance=importance,
         tiny=np.asarray(all_h * layout.ROUNDING, np.float64),
         at_home=(high[:, None] & (supply > 0)).astype(np.float64),
         quota=c.quota_h,
