@@ -20,7 +20,7 @@ from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
 from tetris.folders import write_folder
 from tetris.generate import generate
-from tetris.replicas import Policy, Replicated, candidate_regions, replicas_document, replicate
+from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.versions import v1
 
 _CLIMB_S = 10.0
@@ -146,7 +146,7 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
 def _said(columns: Columns, found: Replicated) -> str:
     count = Counter(replica.reason for replica in found.replicas)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(count.items())) or "none"
-    nowhere = int((~candidate_regions(columns, found.held).any(axis=1)).sum())
+    nowhere = len(jobs_without_region(columns, found.held))
     return f"replicas: {reasons}; {nowhere:,} of {len(columns.kind):,} jobs have no region with their data and hardware"
 
 

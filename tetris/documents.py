@@ -112,8 +112,8 @@ def read_instance(text: str | bytes) -> Instance:
     """The instance that a JSON document describes.
 
     Raises:
-        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown, there twice, of another
-            type or out of range, names something twice, or names a region or a table that it does not have.
+        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown, there twice, of
+            another type or out of range, names something twice, or names a region or a table that it does not have.
     """
     body = _parse(_Instance, text)
     instance = Instance(

@@ -83,8 +83,7 @@ class Problem:
 
     @property
     def magnitude(self) -> float:
-        """What the parts of the objective may come to, by their weights: totals that differ by less than some 1e-14 of it
-        are the same."""
+        """What the parts of the objective may come to, by their weights; the rounding of totals goes with it."""
         return float(self.fixed.number[layout.MAGNITUDE])
 
     @property

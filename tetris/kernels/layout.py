@@ -31,8 +31,8 @@ READ_PER_BYTE, GPU_H, CPU_H, BYTES = 0, 1, 2, 3
     CAPACITY2,
     MAGNITUDE,
 ) = range(11)
-"""Entries of `Fixed.number`. WANTED_H: high-priority GPU hours that must be at home, of ALL_H. MAGNITUDE: what the parts
-of the objective may come to, by their weights; the rounding of its sums goes with it."""
+"""Entries of `Fixed.number`. WANTED_H: high-priority GPU hours that must be at home, of ALL_H. MAGNITUDE: what the
+parts of the objective may come to, by their weights; the rounding of its sums goes with it."""
 N_NUMBERS = 11
 HOURS, HOURS2, HOURS_SHARE, STRAIN = 0, 1, 2, 3
 """Columns of `State.sums`: over regions, of demand D, D^2, D times the region's share of the supply, and strain."""
