@@ -55,6 +55,14 @@ def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: flo
 
 
 @compiled
+def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, change: F8) -> None:
+    """Set what moving each table by itself to its region in `to` ([T]) changes of the objective."""
+    for index in range(tables.shape[0]):
+        weigh(fixed, state, work, tables[index])
+        change[index] = work.total[to[tables[index]]]
+
+
+@compiled
 def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spent: F8, gain: F8) -> None:
     """Set each table's gain by its best region (MAST 3.4: each by itself, from the plan as it is)."""
     for index in range(tables.shape[0]):
