@@ -18,9 +18,9 @@ import numpy as np
 
 from domain.instance import Instance, Job, Region, Table
 from tetris.columns import Columns, Floats, Ints
+from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
-from tetris.neighbourhood import Neighbourhood
 from tetris.problem import Problem
 
 LOOKS_PER_S = 8e6
@@ -179,6 +179,9 @@ class _Climb:
         )  # fmt: skip
 
     def _search(self) -> None:
+        # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
+        from tetris.neighbourhood import Neighbourhood
+
         jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
         undo = np.zeros(_MOST_TABLES, np.int32)
         neighbourhood = Neighbourhood(self.problem)
@@ -219,7 +222,7 @@ class _Climb:
             return False
         try:
             branching = Branching(self.problem.columns)
-        except ValueError:  # Too many regions or groups of jobs for it.
+        except TooLarge:
             return False
         branching.offer(self.best)
         share = self.spent[search.LOOKS] + (self.budget - self.spent[search.LOOKS]) / 2
