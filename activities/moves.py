@@ -97,7 +97,7 @@ class MoveActivities:
         if there is None:
             over = _over_bytes(session, target, table.size_bytes)
             if over > 0:
-                return _leave(move, f"{target.name} has no room for it: {over:,} bytes more are stored than it holds")
+                return _leave(move, f"{target.name} would hold {over:,} bytes more than its storage")
         copy = want_replica(session, move.data_table, move.target_region, night=move.night)
         if copy is None or copy.state == "deleting":
             return _leave(move, f"its objects in {move.target_region} are being deleted")

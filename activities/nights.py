@@ -1,5 +1,6 @@
 """A night's plan: gather, solve in a process of its own, keep what was decided, and write down the moves."""
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -37,6 +39,7 @@ _log = logging.getLogger(__name__)
 _ROWS = 5000
 _BEAT_S = 10.0
 _LAST_LINES = 20
+_SAID_CHARACTERS = 2000
 
 
 class NightActivities:
@@ -149,38 +152,32 @@ def _request(tetris: TetrisSettings) -> dict[str, Any]:
 def _solve(folder: Path) -> None:
     """Runs `python -m tetris`, heartbeats what it says, and ends it where the activity is cancelled."""
     command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said = ["starting"]
-    told: deque[str] = deque(maxlen=_LAST_LINES)
-
-    def listen() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said[0] = line.strip()
-
-    def keep() -> None:
-        assert process.stderr is not None
-        told.extend(process.stderr)
-
-    readers = [threading.Thread(target=reader, daemon=True) for reader in (listen, keep)]
-    for reader in readers:
-        reader.start()
-    try:
-        while True:
-            activity.heartbeat(said[0])
-            try:
-                code = process.wait(_BEAT_S)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        far = ["starting"]
+        told: deque[str] = deque(maxlen=_LAST_LINES)
+        readers = [
+            threading.Thread(target=take, args=(stream,), daemon=True)
+            for take, stream in ((lambda lines: _newest(lines, far), process.stdout), (told.extend, process.stderr))
+        ]
         for reader in readers:
-            reader.join()
-    if code != 0:
-        raise ApplicationError(f"the search ended with {code}: {''.join(told).strip()[-2000:]}", type="SearchFailed")
+            reader.start()
+        try:
+            while process.poll() is None:
+                activity.heartbeat(far[0])
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_BEAT_S)
+        finally:
+            process.kill()
+            for reader in readers:
+                reader.join()
+    if process.returncode != 0:
+        said = "".join(told).strip()[-_SAID_CHARACTERS:]
+        raise ApplicationError(f"the search ended with {process.returncode}: {said}", type="SearchFailed")
+
+
+def _newest(lines: Iterable[str], far: list[str]) -> None:
+    for line in lines:
+        far[0] = line.strip()
 
 
 def forget_nights(engine: Engine, keep_s: float) -> None:
