@@ -9,7 +9,7 @@ from domain.instance import Homes
 from tetris.climb import Listener, climb
 from tetris.columns import Columns, Ints
 from tetris.explain import explain
-from tetris.replicas import Policy, Replicated, candidate_regions, replicas_document, replicate
+from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.report import Summary, summarise
 
 _UNPLACED_TOLD = 1000
@@ -68,7 +68,7 @@ def plan_night(
             {**asdict(u), "job": columns.job_names[u.job], "level": int(columns.priority[u.job])}
             for u in found.unplaced[:_UNPLACED_TOLD]
         ),
-        unplaced_jobs=int((~candidate_regions(columns, found.held).any(axis=1)).sum()),
+        unplaced_jobs=len(jobs_without_region(columns, found.held)),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.instance import DOCUMENT_VERSION
-from tetris.columns import NONE, Columns, Floats, Ints
+from tetris.columns import ML, NONE, Columns, Floats, Ints, Longs
 from tetris.problem import Problem
 
 Reason = Literal["disaster_recovery", "no_region", "hot"]
@@ -96,6 +96,16 @@ def candidate_regions(columns: Columns, held: Parts, needed: Floats | None = Non
     return out
 
 
+def jobs_without_region(columns: Columns, held: Parts, needed: Floats | None = None) -> Longs:
+    """Jobs that no region can run, in order.
+
+    Spark and Presto jobs without GPUs are none of them: they run at the home of most of their tables, and read the
+    others from afar.
+    """
+    afar = (columns.kind != ML) & (columns.gpu_type == NONE)
+    return np.flatnonzero(~candidate_regions(columns, held, needed).any(axis=1) & ~afar)
+
+
 def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
     """The replicas by name, and the jobs that no region can run, as a document."""
     return {
@@ -166,7 +176,7 @@ class _Step:
     def place_jobs(self) -> None:
         """Jobs that no region can run: what they lack goes to the region with the highest supply that has room."""
         c = self.c
-        lacking = np.flatnonzero(~candidate_regions(c, self.held, self.needed).any(axis=1))
+        lacking = jobs_without_region(c, self.held, self.needed)
         for job in lacking[np.lexsort((lacking, -c.gpu_h[lacking], c.priority[lacking]))]:
             self._place(int(job))
 
@@ -195,7 +205,10 @@ class _Step:
         self.unplaced.append(Unplaced(job, "no_storage", float(short.min())))
 
     def spread_hot(self) -> None:
-        """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read."""
+        """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read.
+
+        Data of high priority first, then what most jobs read.
+        """
         c = self.c
         left = np.maximum(c.capacity_bytes - self.stored, 0.0) * self.policy.hot_part
         all_supply = c.supply_h.sum(axis=0)
@@ -205,7 +218,7 @@ class _Step:
             count = np.bincount(c.job_table[mine], minlength=len(self.home))
             hours = np.bincount(c.job_table[mine], weights=c.gpu_h[job[mine]], minlength=len(self.home))
             hot = np.flatnonzero(count >= self.policy.hot_jobs)
-            hot = hot[np.lexsort((hot, -hours[hot], -count[hot]))]
+            hot = hot[np.lexsort((hot, -hours[hot], -count[hot], self.level[hot]))]
             for region in np.flatnonzero(c.supply_h[kind] > 0):
                 budget = left[region] * c.supply_h[kind, region] / all_supply[region]
                 for table in hot:

@@ -11,6 +11,8 @@ from tetris.columns import NONE, Columns, Floats, Ints
 from tetris.problem import Problem
 
 _REGIONS_SHOWN = 40
+_MUCH = 1000.0
+"""Parts from here on are told by their magnitude."""
 _TERMS = ("read", "gpu", "storage", "total")
 
 
@@ -73,14 +75,14 @@ def summarise(columns: Columns, home: Ints) -> Summary:
 
 
 def lines(summary: Summary) -> list[str]:
-    """Tables of the terms and, where they are not too many, of the regions: storage over capacity, and by GPU type
-    high-priority and all demand over supply, before and after.
+    """Tables of the terms and, where they are not too many, of the regions: bytes stored over the capacity, and by GPU
+    type the hours of high-priority and of all jobs over the supply, before and after.
     """
     rows = [["", "BEFORE", "AFTER"]]
     rows += [[name, *(f"{getattr(s, name):.6g}" for s in (summary.before, summary.after))] for name in _TERMS]
     out = _aligned(rows)
     if len(summary.regions_after) <= _REGIONS_SHOWN:
-        out += _aligned(_region_rows(summary.regions_before, summary.regions_after))
+        out += ["", *_aligned(_region_rows(summary.regions_before, summary.regions_after)), ""]
     moved = f"{summary.moved_tables:,} of {summary.tables:,} tables move, {summary.moved_bytes:,.0f} bytes are copied"
     return [*out, moved]
 
@@ -109,13 +111,13 @@ def _regions(columns: Columns, problem: Problem) -> tuple[RegionReport, ...]:
 
 def _region_rows(before: Sequence[RegionReport], after: Sequence[RegionReport]) -> list[list[str]]:
     types = sorted({g for one in (*before, *after) for g in {**one.supply_h, **one.demand_h}})
-    rows = [["REGION", "STORAGE", *(cell for g in types for cell in (f"{g} HIGH", f"{g} ALL"))]]
+    rows = [["REGION", "stored/capacity", *(cell for g in types for cell in (f"{g} high/supply", f"{g} all/supply"))]]
     for one, two in zip(before, after, strict=True):
-        cells = [one.region, _change(one.stored_bytes, two.stored_bytes, one.capacity_bytes)]
+        cells = [one.region, _change(one.stored_bytes, two.stored_bytes, one.capacity_bytes, "bytes")]
         for g in types:
             supply = one.supply_h.get(g, 0.0)
-            cells.append(_change(one.high_demand_h.get(g, 0.0), two.high_demand_h.get(g, 0.0), supply))
-            cells.append(_change(one.demand_h.get(g, 0.0), two.demand_h.get(g, 0.0), supply))
+            cells.append(_change(one.high_demand_h.get(g, 0.0), two.high_demand_h.get(g, 0.0), supply, "h"))
+            cells.append(_change(one.demand_h.get(g, 0.0), two.demand_h.get(g, 0.0), supply, "h"))
         rows.append(cells)
     return rows
 
@@ -125,15 +127,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _change(before: float, after: float, whole: float) -> str:
-    """Parts of what is there; demand where there is no supply is told as such."""
+def _change(before: float, after: float, whole: float, unit: str) -> str:
+    """Parts of what is there; where nothing is there, what is asked of it in its unit."""
     if not whole:
-        return "-" if not before and not after else f"{_none(before)} > {_none(after)}"
-    return f"{before / whole:.2f} > {after / whole:.2f}"
+        return f"{before:.4g} -> {after:.4g} {unit} of none" if before or after else "-"
+    return f"{_part(before / whole)} -> {_part(after / whole)}"
 
 
-def _none(amount: float) -> str:
-    return "none there" if amount else "0"
+def _part(part: float) -> str:
+    return f"{part:.2f}" if part < _MUCH else f"{part:.0e}"
 
 
 def _demand(columns: Columns, region: Ints, flows: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Floats:

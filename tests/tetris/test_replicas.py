@@ -7,7 +7,7 @@ from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.generate import generate
-from tetris.replicas import Policy, candidate_regions, replicate
+from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicate
 
 ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
 ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
@@ -107,6 +107,28 @@ def test_hot_tables_are_spread_by_supply() -> None:
     assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(0, "s", "hot")]
 
 
+def test_hot_data_of_high_priority_comes_first() -> None:
+    """A hot table of priority 1 has the budget before one of priority 7 that more jobs read."""
+    jobs = tuple(Job(f"j{i}", "ml", ("x",), 7, gpu_type="a", gpu_hours=1.0) for i in range(12))
+    jobs += tuple(Job(f"k{i}", "ml", ("y",), 1, gpu_type="a", gpu_hours=1.0) for i in range(10))
+    given = Instance(regions("r", "s", room=30.0), (Table("x", 10.0, "r"), Table("y", 10.0, "r")), jobs)
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, Policy(disaster_recovery_level=0))
+    assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(1, "s", "hot")]
+
+
+def test_analytics_reads_from_afar() -> None:
+    """Spark runs where most of its tables are, so it gets no replicas; an ML job with the same tables does."""
+    tables = (Table("x", 10.0, "r"), Table("y", 10.0, "r"), Table("z", 10.0, "s"))
+    kinds = (("spark", None, []), ("spark", "a", [("z", "r")]), ("ml", None, [("z", "r")]))
+    for kind, gpu_type, wanted in kinds:
+        job = Job("j", kind, ("x", "y", "z"), 1, gpu_type=gpu_type)  # type: ignore[arg-type]
+        columns = Columns.of(Instance((*regions("r"), Region("s", 100.0)), tables, (job,)))
+        found = replicate(columns, columns.home, ONLY_JOBS)
+        assert [(columns.table_names[r.table], columns.regions[r.region]) for r in found.replicas] == wanted
+        assert len(jobs_without_region(columns, found.held)) == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
     """Replicas never exceed storage, held parts and bytes agree, and jobs that find no region are told."""
@@ -116,8 +138,7 @@ def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
     assert stored == pytest.approx(found.stored_bytes)
     homes = np.bincount(columns.home, weights=columns.size_bytes, minlength=4)
     assert (found.stored_bytes <= np.maximum(columns.capacity_bytes, homes) + 1e-6).all()
-    without = np.flatnonzero(~candidate_regions(columns, found.held).any(axis=1))
-    assert set(without) <= {u.job for u in found.unplaced}
+    assert set(jobs_without_region(columns, found.held)) <= {u.job for u in found.unplaced}
     assert all(columns.gpu_type[u.job] != NONE or u.reason == "no_storage" for u in found.unplaced)
 
 
