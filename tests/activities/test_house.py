@@ -195,7 +195,7 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     describe = site.house._describe
 
     async def fails(name: str) -> Any:
-        if name == workload:
+        if name == ids.workload_workflow_id(workload):
             raise RuntimeError("no answer")
         return await describe(name)
 
