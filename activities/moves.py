@@ -9,15 +9,18 @@ from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.catalogue import drop_replica, want_replica
+from infra.db.catalogue import drop_replica, lacking, want_partitions, want_replica
 from infra.db.models import Region, Replica, Table
 from infra.db.nights import Night, NightMove, NightPause
 from infra.db.session import transaction
 
-_STORED = text(
-    "select coalesce(sum(t.size_bytes), 0) from replica as r join data_table as t on t.name = r.data_table"
-    " where r.region = :region"
-)
+_STORED = text("""
+    select coalesce((select sum(t.size_bytes) from replica as r join data_table as t on t.name = r.data_table
+                     where r.region = :region and r.whole), 0)
+        + coalesce((select sum(p.size_bytes) from replica as r join replica_partition as h using (data_table, region)
+                        join data_partition as p on p.data_table = h.data_table and p.name = h.partition
+                    where r.region = :region and not r.whole), 0)
+""")
 
 
 class MoveActivities:
@@ -75,6 +78,8 @@ class MoveActivities:
                 return True
             if copy.state != "ready" or (move.kind != "replica" and copy.stale_since is not None):
                 return False
+            if move.partitions is not None and lacking(session, table.name, copy.region, limit=1):
+                return False
             if move.kind == "home" and not self._switched(session, move, table):
                 return True
             _done(move)
@@ -94,10 +99,14 @@ class MoveActivities:
         if move.kind == "refresh" and (there is None or there.state != "ready"):
             return _leave(move, "there is no replica to refresh any more")
         if there is None:
-            over = _over_bytes(session, target, table.size_bytes)
+            over = _over_bytes(session, target, table.size_bytes if move.partitions is None else move.size_bytes)
             if over > 0:
                 return _leave(move, f"{target.name} would hold {over:,} bytes more than its storage")
-        copy = want_replica(session, move.data_table, move.target_region, fresh=True, night=move.night)
+        where = move.data_table, move.target_region
+        if move.partitions is None:
+            copy = want_replica(session, *where, fresh=True, night=move.night)
+        else:
+            copy = want_partitions(session, *where, move.partitions, move.night)
         if copy is None or copy.state == "deleting":
             return _leave(move, f"its objects in {move.target_region} are being deleted")
         move.state, move.begun_at = "copying", func.clock_timestamp()

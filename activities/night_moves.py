@@ -39,7 +39,8 @@ def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Itera
             left -= size if fits else 0
             yield {
                 "kind": kind, "data_table": move["table"], "source_region": move["source"],
-                "target_region": move["target"], "size_bytes": size, "why": move["why"],
+                "target_region": move["target"], "size_bytes": size, "partitions": move.get("partitions"),
+                "why": move["why"],
                 "keeps_source": kind == "home" and (move["table"], move["source"]) in wanted,
                 "state": "waiting" if fits else "left", "left_because": None if fits else _OVER_QUOTA,
             }  # fmt: skip
@@ -81,7 +82,7 @@ def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str,
         if (table, region) not in wanted:
             yield {
                 "kind": "drop", "data_table": table, "source_region": home, "target_region": region, "size_bytes": 0,
-                "why": {}, "keeps_source": False, "state": "waiting", "left_because": None,
+                "partitions": None, "why": {}, "keeps_source": False, "state": "waiting", "left_because": None,
             }  # fmt: skip
 
 

@@ -132,6 +132,38 @@ def want_replica(
     return row
 
 
+def want_partitions(
+    session: Session, table: str, region: str, partitions: Collection[str], night: str
+) -> Replica | None:
+    """A region's replica of these partitions, or of more, which the night copies: those that there are none of by now
+    are left out. One whose deletion is due stays as it is. None: there is no such table.
+    """
+    known = session.get(Table, table, with_for_update=True)
+    if known is None:
+        return None
+    row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
+    if row is not None and row.state == "deleting":
+        now = session.execute(select(func.clock_timestamp())).scalar_one()
+        if row.delete_at is None or row.delete_at <= now:
+            return row
+        row.state, row.delete_at = "copying" if row.ready_at is None else "ready", None
+    if row is not None and row.whole:
+        return row
+    if row is None:
+        row = Replica(data_table=table, region=region, whole=False, state="copying", made_by="night")
+        row.source_region = known.home_region
+        session.add(row)
+        events.record(session, "replica.copying", region=region, detail={"table": table, "night": night})
+    session.flush()
+    held = ReplicaPartition.data_table == table, ReplicaPartition.region == region
+    there = set(session.scalars(select(ReplicaPartition.partition).where(*held)))
+    asked = Partition.data_table == table, Partition.name.in_(sorted(set(partitions) - there))
+    for name in session.scalars(select(Partition.name).where(*asked)):
+        session.add(ReplicaPartition(data_table=table, partition=name, region=region))
+    session.flush()
+    return row
+
+
 def drop_replica(session: Session, table: str, region: str, *, grace_s: float, **detail: object) -> Replica | None:
     """Nobody new reads a region's replica from now on, and its objects go when the grace is over; until then it can be
     taken back. One whose time is over stays as it is. `detail` goes into the event. None: there is no such replica.

@@ -53,6 +53,8 @@ class NightMove(Base):
     target_region: Mapped[str]
     size_bytes: Mapped[int]
     """What is to be copied, as planned."""
+    partitions: Mapped[list[str] | None]
+    """Of a replica of some partitions only: which; None: it is of the whole table."""
     keeps_source: Mapped[bool] = mapped_column(server_default=text("false"))
     """Of a home: the old home's copy stays as a replica."""
     why: Mapped[Json] = mapped_column(server_default=text("'{}'"))

@@ -1,9 +1,11 @@
 """Moves of a night: which is next, when it may begin, and what switches with the home."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from domain.nights import NightRef
 from infra.db.catalogue import want_replica
 from infra.db.models import Region, Replica, Workload
 from infra.db.nights import Night, NightPause
@@ -164,3 +166,31 @@ def test_a_workload_does_not_wait_for_the_night(nights: NightWorld) -> None:
     assert nights.world.put_out("replicate") == 1
     with nights.world.session() as session:
         assert session.get_one(Replica, ("a", "west")).requested_by == workload
+
+
+def test_a_replica_of_some_partitions(nights: NightWorld) -> None:
+    """Only those that a job needs are copied, what the region has already stays, and what there is none of is left."""
+    nights.night(_replica("a", ["ds=1", "ds=9"]), _replica("b", ["ds=1"]), home("b", "east", "west"))
+    bucket = nights.world.bucket("west")
+    first = nights.next()
+    nights.copy(first)
+    assert nights.finish(first)
+    assert [info.key for info in bucket.list("tables/a/")] == ["tables/a/ds=1/part-0"]
+    for _ in range(2):
+        order = nights.next()
+        nights.copy(order)
+        assert nights.finish(order)
+    assert nights.homes()["b"] == "west" and nights.states() == ["done"] * 3
+    nights.nights.end_night(NightRef(NIGHT))
+    nights.night(_replica("a", ["ds=2"]), night="night-2")
+    more = nights.next(night="night-2")
+    assert not nights.finish(more, night="night-2")
+    nights.copy(more)
+    assert nights.finish(more, night="night-2")
+    assert [info.key for info in bucket.list("tables/a/")] == ["tables/a/ds=1/part-0", "tables/a/ds=2/part-0"]
+    with nights.world.session() as session:
+        assert not session.get_one(Replica, ("a", "west")).whole
+
+
+def _replica(table: str, partitions: list[str]) -> dict[str, Any]:
+    return {**home(table, "east", "west"), "kind": "replica", "partitions": partitions}

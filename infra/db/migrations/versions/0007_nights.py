@@ -54,6 +54,7 @@ def upgrade() -> None:
         sa.Column("source_region", sa.Text(), nullable=False),
         sa.Column("target_region", sa.Text(), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("partitions", postgresql.ARRAY(sa.Text()), nullable=True),
         sa.Column("keeps_source", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("why", _JSON, server_default=sa.text("'{}'"), nullable=False),
         sa.Column("state", sa.Text(), server_default="waiting", nullable=False),
