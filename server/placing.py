@@ -15,13 +15,13 @@ from server.instance_files import read_columns, read_document, write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from tetris import documents, exact, report
 from tetris.climb import Step, climb
-from tetris.columns import Columns, Ints
+from tetris.columns import ML, Columns, Ints
 from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
 from tetris.folders import write_folder
 from tetris.generate import generate
 from tetris.problem import Problem
-from tetris.replicas import Policy, Replicated, candidate_regions, replicas_document, replicate
+from tetris.replicas import Policy, Replicated, replicas_document, replicate, without_region
 from tetris.versions import v1
 
 _CLIMB_S = 10.0
@@ -159,8 +159,8 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
 def _said(columns: Columns, found: Replicated) -> str:
     count = Counter(replica.reason for replica in found.replicas)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(count.items())) or "none"
-    nowhere = int((~candidate_regions(columns, found.held).any(axis=1)).sum())
-    return f"replicas: {reasons}; {nowhere:,} of {len(columns.kind):,} jobs have no region with their data and hardware"
+    nowhere, jobs = int(without_region(columns, found.held).sum()), int((columns.kind == ML).sum())
+    return f"replicas: {reasons}; {nowhere:,} of {jobs:,} ML jobs have no region with their data and hardware"
 
 
 def _jobs(move: Move) -> str:

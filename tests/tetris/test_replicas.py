@@ -7,7 +7,7 @@ from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.generate import generate
-from tetris.replicas import Policy, candidate_regions, replicate
+from tetris.replicas import Policy, candidate_regions, replicate, without_region
 
 ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
 ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
@@ -107,6 +107,39 @@ def test_hot_tables_are_spread_by_supply() -> None:
     assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(0, "s", "hot")]
 
 
+def test_jobs_come_before_recovery_and_serve_it() -> None:
+    """With room for one copy it goes to the job that has no region; with more, that copy is the replica for a disaster."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 10.0}), Region("s", 20.0, {"b": 10.0}), Region("t", 0.0)),
+        (Table("x", 15.0, "r"), Table("y", 15.0, "r")),
+        (
+            Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=1.0),
+            Job("k", "ml", ("y",), 7, gpu_type="b", gpu_hours=1.0),
+        ),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [(r.table, r.region, r.reason) for r in found.replicas] == [(1, 1, "no_region")]
+    columns.capacity_bytes[2] = 100.0
+    more = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [(r.table, r.region, r.reason) for r in more.replicas] == [(1, 1, "no_region"), (0, 2, "disaster_recovery")]
+    apart = Policy(correlated={("r", "s"): 0.1}, hot_jobs=1 << 30)
+    assert [(r.table, r.region) for r in replicate(columns, columns.home, apart).replicas] == [(1, 1), (0, 2), (1, 2)]
+
+
+def test_analytics_get_no_copies_for_themselves() -> None:
+    """Spark and Presto read from afar what is not where they run: a copy is made for ML only."""
+    given = Instance(
+        regions("r", "s"),
+        (Table("x", 1.0, "r"), Table("y", 1.0, "s")),
+        (Job("j", "spark", ("x", "y"), 1), Job("k", "ml", ("x", "y"), 1)),
+    )
+    columns = Columns.of(given)
+    assert without_region(columns, np.eye(2, dtype=np.float32)).tolist() == [False, True]
+    found = replicate(columns, columns.home, ONLY_JOBS)
+    assert [(r.reason, r.job) for r in found.replicas] == [("no_region", 1)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
     """Replicas never exceed storage, held parts and bytes agree, and jobs that find no region are told."""
@@ -116,8 +149,8 @@ def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
     assert stored == pytest.approx(found.stored_bytes)
     homes = np.bincount(columns.home, weights=columns.size_bytes, minlength=4)
     assert (found.stored_bytes <= np.maximum(columns.capacity_bytes, homes) + 1e-6).all()
-    without = np.flatnonzero(~candidate_regions(columns, found.held).any(axis=1))
-    assert set(without) <= {u.job for u in found.unplaced}
+    without = np.flatnonzero(without_region(columns, found.held))
+    assert set(without) == {u.job for u in found.unplaced}
     assert all(columns.gpu_type[u.job] != NONE or u.reason == "no_storage" for u in found.unplaced)
 
 
@@ -127,5 +160,5 @@ def test_hardly_any_job_is_left_without_a_region() -> None:
     columns.capacity_bytes[:] *= 3.0
     before = candidate_regions(columns, replicate(columns, columns.home, ONLY_JOBS).held)
     found = replicate(columns, columns.home, Policy())
-    assert (~candidate_regions(columns, found.held).any(axis=1)).mean() <= 0.001
+    assert without_region(columns, found.held).mean() <= 0.001
     assert candidate_regions(columns, found.held).sum() > before.sum()
