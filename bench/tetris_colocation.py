@@ -1,9 +1,9 @@
-"""tetris-colocation: workloads that find their data and hardware nowhere together, when the scheduler runs on a placement.
+"""tetris-colocation: workloads that find data and hardware nowhere together, as the scheduler runs on a placement.
 
-Instances with MAST's shape (`tetris.generate`), with V0's, V1's and V2's homes, with the replicas that they call for and
-without any. A day of their ML jobs goes through the scheduler's decisions (`simulation.day`). A workload that arrives and
-is not colocated would wait for an on-demand copy (MAST 5.3); here it waits to the end. The replicas are also made where
-the homes alone fill most of the storage. Told beside it by priority, with what becomes of the GPUs and the objectives.
+Instances with MAST's shape (`tetris.generate`), with V0's, V1's and V2's homes, without replicas and with those that
+they call for. A day of their ML jobs goes through the scheduler's decisions (`simulation.day`). A workload that arrives
+and is not colocated would wait for an on-demand copy (MAST 5.3); here it waits to the end. V2's replicas are also made
+where the homes alone fill most of the storage. Beside it: counts by priority, and what becomes of GPUs and objectives.
 """
 
 from collections import Counter

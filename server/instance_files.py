@@ -65,6 +65,17 @@ def read_columns(path: Path) -> "Columns":
         raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None
 
 
+def read_any(path: Path) -> "Columns":
+    """The instance in a JSON document, or in a folder of Parquet files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+    from tetris.columns import Columns
+
+    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
+
+
 def write_json(path: Path, body: Any) -> None:
     """Write a document to a file, or to standard output (`-`).
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from domain.instance import DOCUMENT_VERSION, Score
 from infra.errors import ConfigurationError
-from server.instance_files import read_columns, read_document, write_json
+from server.instance_files import read_any, write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from tetris import documents, exact, report
 from tetris.climb import Step, climb
@@ -68,7 +68,7 @@ def run_solve(
     for path in (out, moves, replicas):
         if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
             raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
-    columns = _columns(instance)
+    columns = read_any(instance)
     err = Console(stderr=True)
     with interrupts() as interrupted, shown(err) as show:
         home, proved = _solve(columns, method, time_s, seed, show(method), interrupted)
@@ -91,10 +91,6 @@ def run_solve(
         err.print("mizzen: interrupted: this is the best plan so far", highlight=False)
         return EXIT_INTERRUPTED
     return 0
-
-
-def _columns(path: Path) -> Columns:
-    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
 def _solve(

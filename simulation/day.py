@@ -3,9 +3,11 @@
 What an instance does not say is drawn by a hash of the seed and the job's name, as where a trace is silent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, log2
+
+import numpy as np
 
 from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.draws import chance
@@ -15,11 +17,14 @@ from simulation.run import Scenario
 from simulation.settings import Settings
 from simulation.synthetic import GANG_GPUS, lognormal_at
 from simulation.workloads import DAY_S, Workload
-from tetris.columns import ML, NONE, Columns, Floats
+from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.documents import ReplicaEntry
 from tetris.replicas import Parts, candidate_regions
 
 TENANT = "jobs"
 """The only tenant, within its quota with all that it asks for: an instance knows no tenants, so levels decide."""
+FIVE_MINUTES = Settings(tick_spacing_s=300)
+"""MAST 5.4: a pass over the queue every five minutes still gives good schedules."""
 _DAY_H = 24.0
 _SHORTEST_H = 1 / 60
 _PER_MACHINE, _PER_RACK = 8, 16
@@ -35,13 +40,34 @@ class Placement:
     """[E] part of each table that a job reads; None: all of it."""
 
 
+def placement_of(columns: Columns, home: Ints, replicas: Iterable[ReplicaEntry] | None) -> Placement:
+    """The homes [T] and the replicas; None: those that the instance has, which are used up and left as homes move."""
+    held = np.zeros((len(home), len(columns.regions)), np.float32)
+    if replicas is None:
+        owner = np.repeat(np.arange(len(home)), np.diff(columns.replica_start))
+        held[owner, columns.replica] = 1.0
+    held[np.arange(len(home)), home] = 1.0
+    region, table, job = (
+        {name: number for number, name in enumerate(names)}
+        for names in (columns.regions, columns.table_names, columns.job_names)
+    )
+    needed = np.ones(len(columns.job_table))
+    for one in replicas or ():
+        at = table[one.table], region[one.region]
+        held[at] = max(held[at], np.float32(one.part))
+        if one.job is not None and one.part < 1.0:
+            edges = slice(columns.job_start[job[one.job]], columns.job_start[job[one.job] + 1])
+            needed[edges][columns.job_table[edges] == at[0]] = one.part
+    return Placement(held, needed)
+
+
 def day_of(
     columns: Columns,
     placement: Placement,
     *,
     seed: int = 0,
     days: int = 1,
-    settings: Settings = Settings(tick_spacing_s=300),
+    settings: Settings = FIVE_MINUTES,
 ) -> Scenario:
     """Every ML job on GPUs once a day, at a moment of its own; the last of `days` is measured.
 
@@ -77,10 +103,11 @@ def day_of(
 
 
 def _gang(gpu_type: str, hours: float, smallest: float, at: float, settings: Settings) -> JobRequest:
-    """A power of two, so that many ask for the same."""
+    """A power of two, so that many ask for the same; more where a day would not be enough."""
     wanted = min(lognormal_at(*GANG_GPUS, at), hours / _SHORTEST_H, smallest / 2)
-    gpus = 2 ** max(round(log2(max(wanted, 1.0))), ceil(log2(max(hours / _DAY_H, 1.0))))
-    tasks, each = ceil(gpus / _PER_MACHINE), min(gpus, _PER_MACHINE)
+    gpus = max(2 ** int(log2(max(wanted, 1.0))), ceil(hours / _DAY_H))
+    tasks = ceil(gpus / _PER_MACHINE)
+    each = ceil(gpus / tasks)
     cpus, memory = round(1000 * settings.cpus_per_gpu * each), settings.memory_bytes_per_gpu * each
     return JobRequest("main", tasks, each, (gpu_type,), cpus, memory)
 

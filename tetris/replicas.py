@@ -1,9 +1,8 @@
 """Extra replicas once homes are decided (MAST 3.5): jobs that no region can run, disaster recovery, hot tables.
 
-In this order, each within the storage that is left, data of high priority first. The paper has disaster recovery before
-the jobs. Where storage is short that leaves jobs without a region for copies that serve on a bad day only, and where it
-is not, a copy that a job needs is one for recovery too. What a table has already is kept where it serves: a copy that is
-there costs nothing to move.
+In this order, each within the storage that is left, data of high priority first. The paper has disaster recovery first.
+Where storage is short that leaves jobs without a region, for copies that serve on a bad day only; and a copy that a job
+needs is one for recovery too. What a table has already is kept where it serves: it costs nothing to move.
 """
 
 from collections.abc import Mapping
@@ -100,8 +99,8 @@ def candidate_regions(columns: Columns, held: Parts, needed: Floats | None = Non
 
 def without_region(columns: Columns, held: Parts, needed: Floats | None = None) -> npt.NDArray[np.bool_]:
     """[J] ML jobs that find their tables and their hardware nowhere together. Others read what is missing from afar."""
-    alone: npt.NDArray[np.bool_] = ~candidate_regions(columns, held, needed).any(axis=1)
-    return alone & (columns.kind == ML)
+    found = candidate_regions(columns, held, needed).any(axis=1)
+    return np.asarray((columns.kind == ML) & ~found, np.bool_)
 
 
 def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_hot_tables_are_spread_by_supply() -> None:
 
 
 def test_jobs_come_before_recovery_and_serve_it() -> None:
-    """With room for one copy it goes to the job that has no region; with more, that copy is the replica for a disaster."""
+    """With room for one copy a job without a region gets it; with more, that copy is its table's for a disaster too."""
     given = Instance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 20.0, {"b": 10.0}), Region("t", 0.0)),
         (Table("x", 15.0, "r"), Table("y", 15.0, "r")),
