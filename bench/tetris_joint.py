@@ -1,9 +1,9 @@
 """tetris-joint: homes and replicas decided together (`tetris.joint`), beside homes first and replicas then (MAST 6).
 
-Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with so
-little that they fill 70 %. Both ways are scored by `tetris.aims`: the gap is (two steps - together) / together. Together
-begins with the plan of the two steps, so it is never worse; what the same homes with the best replicas lack is told
-apart. The two steps may fill the storage with hot tables: by default half of it is left.
+Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with
+so little that they fill 70 %. Both ways are scored by `tetris.aims`: the gap is (two steps - together) / together.
+Together begins with the plan of the two steps, so it is never worse; what the same homes with the best replicas lack is
+told apart. The two steps may fill the storage with hot tables: by default half of it is left.
 """
 
 from collections.abc import Iterator
