@@ -18,7 +18,7 @@ from tetris.columns import Columns
 from tetris.generate import generate
 from tetris.joint import together, two_step
 
-TABLES, REGIONS, SEEDS = 14, 4, 20
+TABLES, REGIONS, SEEDS = 14, 4, 10
 FILLED = (0.4, 0.7)
 _SEARCH_S = 2.0
 _EFFORT_S = 3.0

@@ -25,8 +25,7 @@ MOST_PAIRS = 400
 """Tables times regions that are modelled at most."""
 _GRID = 200
 _UNITS = 1 << 24
-"""Bytes and hours that are no whole numbers are rounded, in constraints, to such a part of their sum."""
-_MOST_WHOLE = 1 << 50
+"""Constraints count bytes and hours in such parts of their sum: CP-SAT finds nothing with much larger coefficients."""
 _LEAST = 1e-9
 """What is better by less is not."""
 USUAL = Aims()
@@ -147,7 +146,7 @@ class _Joint(HomesModel):
         for region in range(self.regions):
             copies = [(float(size), row[region]) for size, row in zip(c.size_bytes, self.copy, strict=True)]
             room = int(self.allowed[region] / fine)
-            self.model.add(sum(int(np.ceil(size / fine)) * copied for size, copied in copies) <= room)
+            self.model.add(sum(int(size / fine) * copied for size, copied in copies) <= room)
             stored = coarse * np.arange(self.grid + len(copies) + 1)
             share = float(self.problem.fixed.capacity_share[region])
             values = number[layout.STORAGE_WEIGHT] * (stored / now - share) ** 2
@@ -208,17 +207,17 @@ class _Joint(HomesModel):
             mine = [here for here in self.here if c.app[here.job] == app and c.cpu_h[here.job] > 0]
             unit = self._unit(c.cpu_h)
             for region in np.flatnonzero(np.isfinite(quotas)).tolist():
-                used = [int(np.ceil(c.cpu_h[h.job] / unit)) * h.literal[region] for h in mine if region in h.literal]
+                used = [int(c.cpu_h[h.job] / unit) * h.literal[region] for h in mine if region in h.literal]
                 self.model.add(sum(used) <= int(np.ceil(quotas[region] / unit)))
         high = [here for here in self.here if c.priority[here.job] <= HIGH_PRIORITY and c.gpu_type[here.job] != NONE]
         unit = self._unit(c.gpu_h)
         at_home = [
-            int(c.gpu_h[here.job] / unit) * literal
+            int(np.ceil(c.gpu_h[here.job] / unit)) * literal
             for here in high
             for region, literal in here.literal.items()
             if c.supply_h[c.gpu_type[here.job], region] > 0
         ]
-        self.model.add(sum(at_home) >= int(fixed.number[layout.WANTED_H] / unit) - len(at_home))
+        self.model.add(sum(at_home) >= int(fixed.number[layout.WANTED_H] / unit))
 
     def _limit_moves(self) -> None:
         c = self.columns
@@ -226,17 +225,18 @@ class _Joint(HomesModel):
             return
         unit = self._unit(c.size_bytes)
         moves = [
-            int(np.ceil(size / unit)) * self.at[table][region]
+            int(size / unit) * self.at[table][region]
             for table, size in enumerate(c.size_bytes)
             for region in range(self.regions)
             if region != c.home[table] and region not in c.replica[c.replica_start[table] : c.replica_start[table + 1]]
         ]
-        self.model.add(sum(moves) <= int(np.ceil(c.move_quota_bytes / unit)))
+        self.model.add(sum(moves) <= int(c.move_quota_bytes / unit))
 
     @staticmethod
     def _unit(amounts: Floats) -> float:
-        """What constraints count in: 1 for whole numbers, so that what fits exactly does; else a small part."""
+        """What constraints count in: 1 for whole numbers that are few, so that what fits exactly does; else a part.
+
+        They are rounded such that the model allows what is allowed: what is over by less than a unit is refused later.
+        """
         whole_sum = float(amounts.sum())
-        if whole_sum <= _MOST_WHOLE and (amounts == np.floor(amounts)).all():
-            return 1.0
-        return whole_sum / _UNITS
+        return 1.0 if whole_sum <= _UNITS and (amounts == np.floor(amounts)).all() else whole_sum / _UNITS

@@ -118,13 +118,15 @@ def test_it_is_the_best_of_all(seed: int) -> None:
 
 
 def test_replicas_alone_leave_homes() -> None:
-    """Without moves the homes stay, and the copies are at least as good; all of it follows from the seed."""
-    columns = generate(12, 4, seed=5)
+    """Without moves the homes stay, and the copies are at least as good; with them it gets better, by other homes."""
+    columns = generate(14, 4, seed=3)
     begin = two_step(columns, time_s=0.2, seed=1)
     alone = together(columns, begin, effort_s=1.0, moves=False)
     assert alone.home.tolist() == begin.home.tolist()
     assert alone.worth.total <= begin.worth.total
     assert alone.worth.read == begin.worth.read and alone.worth.gpu == begin.worth.gpu
+    both = together(columns, begin, effort_s=3.0)
+    assert both.worth.total < alone.worth.total and both.home.tolist() != begin.home.tolist()
     again = together(columns, begin, effort_s=1.0, moves=False)
     assert again.held.tolist() == alone.held.tolist()
     assert isinstance(again.worth, Worth) and again.worth.over_bytes == 0.0
