@@ -205,8 +205,9 @@ class AuctionActivities:
             found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
             if a.entry.reason is not None:
                 found.insert(0, a.entry.reason)
-            if workload not in conflicts and on_demand.lacks_only_data(outcome.bids.values()):
-                reachable = sorted(outcome.bids.keys() - set(unreachable))
+            targets = on_demand.targets(outcome.bids.values())
+            if workload not in conflicts and targets:
+                reachable = [region for region in targets if region not in unreachable]
                 found = self._bring_data(held, a, reachable, unreachable) + found
             reasons[workload] = found
         explain(self._engine, reasons)
@@ -215,7 +216,7 @@ class AuctionActivities:
         """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
         offers: list[Bid] = []
         with transaction(self._engine) as session:
-            if on_demand.may_be_placed_later(session, a.ask, unreachable):
+            if on_demand.may_be_placed_later(session, a.ask, a.level, unreachable):
                 return []
             if not on_demand.is_on_its_way(session, a.entry.workload, a.ask.tables):
                 offers = [region_bid(held.planner(r), a, ignore_data=True) for r in reachable if r in held.regions]
@@ -223,7 +224,7 @@ class AuctionActivities:
             row = session.get(Workload, a.entry.workload, with_for_update=True)
             if row is None or Phase(row.phase) not in QUEUED_PHASES:
                 return []
-            return on_demand.bring_data(session, row, a.ask, offers)
+            return on_demand.bring_data(session, row, a.ask, a.level, offers)
 
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:

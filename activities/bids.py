@@ -1,7 +1,8 @@
 """A region's bids: its answer to each workload of a batch, against one state of its columns (MAST 4.3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC
 
 from pydantic import TypeAdapter
 from sqlalchemy import Engine, select, text
@@ -19,7 +20,7 @@ from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, PlacementRequest
-from infra.db.catalogue import ready_replicas
+from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
 from rms.gang import Planner
@@ -31,8 +32,9 @@ BIDS = TypeAdapter(list[Bid])
 
 # Arrays, not lists of parameters: the statement is the same for every batch.
 _ASKS = text(
-    "select id, ask, extract(epoch from submitted_at)::float8 from workload"
-    " where id = any(:ids) and phase = any(:phases) and finished_at is null and held_by is null"
+    "select w.id, w.ask, extract(epoch from w.submitted_at)::float8, greatest(t.level, w.level)"
+    " from workload as w join tenant as t on t.name = w.tenant"
+    " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
 _EVICTORS = text("select victim, evictor from eviction where victim = any(:ids)")
 
@@ -44,13 +46,15 @@ class Asked:
     entry: Queued
     ask: Ask
     request: PlacementRequest
-    replicas: Mapping[str, frozenset[str]]
-    """For each of its tables, the regions that have a complete replica."""
+    replicas: Replicas
+    """Of each of its tables, at least."""
     submitted_s: float
+    level: int
+    """Its priority, whatever its tenant uses: 1 is the highest."""
 
     def may_run_in(self, region: str) -> bool:
-        """Whether its user lets it run there, and all of its tables are there."""
-        return self.ask.allows_region(region) and all(region in self.replicas[table] for table in self.ask.tables)
+        """Whether its user lets it run there, and it can read all of its tables there."""
+        return self.ask.allows_region(region) and can_read(self.replicas, self.ask.tables, region, level=self.level)
 
 
 def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
@@ -58,9 +62,9 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
     if not entries:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in entries], "phases": sorted(QUEUED_PHASES)})
-    asks, submitted_s = dict[str, Ask](), dict[str, float]()
-    for workload, ask, at_s in rows:
-        asks[workload], submitted_s[workload] = ask_of(ask), at_s
+    asks, said = dict[str, Ask](), dict[str, tuple[float, int]]()
+    for workload, ask, at_s, level in rows:
+        asks[workload], said[workload] = ask_of(ask), (at_s, level)
     enemies = evictors(session, asks)
     replicas = ready_replicas(session, {t for ask in asks.values() for t in ask.tables})
     return [
@@ -69,7 +73,7 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
             asks[e.workload],
             placement_request(e, asks[e.workload], enemies[e.workload]),
             replicas,
-            submitted_s[e.workload],
+            *said[e.workload],
         )
         for e in entries
         if e.workload in asks
@@ -101,9 +105,21 @@ def closed(planner: Planner, asked: Asked) -> Bid:
     if not asked.ask.allows_region(name):
         return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
     planner.begin(asked.request)
-    missing = sorted(t for t in asked.ask.tables if name not in asked.replicas[t])
-    absent = tuple(Reason(ReasonCode.DATA_NOT_HERE, {"region": name, "table": t}) for t in missing)
-    return Bid(workload, name, None, (*no_hardware(planner, asked.request), *absent))
+    return Bid(workload, name, None, (*no_hardware(planner, asked.request), *_unreadable(asked, name)))
+
+
+def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
+    """Which of its tables it does not find there, or only stale where it must read complete ones."""
+    for table in sorted(asked.ask.tables):
+        if can_read(asked.replicas, [table], region, level=asked.level):
+            continue
+        detail: dict[str, object] = {"region": region, "table": table}
+        stale_since = asked.replicas[table].get(region)
+        if stale_since is None:
+            yield Reason(ReasonCode.DATA_NOT_HERE, detail)
+        else:
+            at = stale_since.astimezone(UTC).isoformat(timespec="seconds")
+            yield Reason(ReasonCode.DATA_STALE, {**detail, "stale_since": at})
 
 
 def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:

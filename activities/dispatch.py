@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol import Mail, MailKind, ReplicateTable, WorkloadInput
+from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, WorkloadInput
 from domain.search_attributes import TENANT
 from infra.db.logs import Outbox
 from infra.db.models import Workload
@@ -187,7 +187,10 @@ class Dispatcher:
                 mail = Mail(row.id, MailKind(body["kind"]).value, int(body["attempt"]), dict(body["detail"]))
                 deliver = self._mail(row.workload, mail)
             elif row.kind == "replicate":
-                deliver = self._replicate(ReplicateTable(body["table"], body["source"], body["target"]))
+                asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
+                deliver = self._replicate(asked)
+            elif row.kind == "night":
+                deliver = self._night(str(body["night"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
@@ -241,14 +244,24 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
 
+    async def _night(self, night: str) -> None:
+        await self._client.start_workflow(
+            "NightWorkflow",
+            id=night,
+            task_queue=ids.CONTROL_QUEUE,
+            start_signal="look",
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        )
+
     async def _replicate(self, request: ReplicateTable) -> None:
-        try:
-            await self._client.start_workflow(
-                "ReplicaWorkflow",
-                request,
-                id=ids.replica_workflow_id(request.table, request.target_region),
-                task_queue=ids.CONTROL_QUEUE,
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            )
-        except WorkflowAlreadyStartedError:
-            return
+        """Starts the copy, or has the one that runs look again when it is done."""
+        await self._client.start_workflow(
+            "ReplicaWorkflow",
+            request,
+            id=ids.replica_workflow_id(request.table, request.target_region),
+            task_queue=ids.CONTROL_QUEUE,
+            start_signal="asked",
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        )

@@ -9,11 +9,13 @@ from activities.held import Held, microseconds
 from activities.order import Entry
 from activities.reading import QueuedRow
 from domain.ask import ask_of
+from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult
 from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec
 from gms.scan import Scan
 from infra.db.catalogue import ready_replicas
+from infra.db.models import Tenant
 from infra.db.session import transaction
 
 DRY_RUN_ID = "~dry-run"
@@ -30,6 +32,7 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
         ).scalar_one()
         ask = ask_of(written)
         replicas = ready_replicas(session, ask.tables)
+        level = max(session.get_one(Tenant, spec.tenant).level, spec.level or HIGHEST_LEVEL)
     with held.current():
         own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(held.now_s), written)
         try:
@@ -40,7 +43,7 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
         finally:
             held.queue.put_workloads([own._replace(ask=None)])
         entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason)
-        asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s)
+        asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s, level)
         with held.ranks(ranks):
             answers = [region_bid(held.planner(region), asked) for region in sorted(held.regions)]
     reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]

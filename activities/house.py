@@ -15,6 +15,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.nights import forget_nights
 from activities.workloads import record_checkpoint, set_progress
 from domain import ids
 from domain.phases import PLACED_PHASES, Phase
@@ -26,6 +27,7 @@ from infra.config import Settings
 from infra.db import changes, events, outbox
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Region, Workload
+from infra.db.nights import open_night
 from infra.db.session import in_thread, transaction
 from mizzen.objects.store import ObjectStore, open_store
 
@@ -54,7 +56,7 @@ class HouseActivities:
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:
-            found = await self._describe(workload)
+            found = await self._describe(ids.workload_workflow_id(workload))
             beats = _heartbeats(found.pending_activities) if found is not None else []
             progress = [p for beat in beats for p in beat.progress]
             if progress:
@@ -72,9 +74,9 @@ class HouseActivities:
             )
             return [(w, a) for w, a in rows]
 
-    async def _describe(self, workload: str) -> DescribeWorkflowExecutionResponse | None:
+    async def _describe(self, workflow: str) -> DescribeWorkflowExecutionResponse | None:
         try:
-            described = await self._client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
+            described = await self._client.get_workflow_handle(workflow).describe()
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
@@ -115,17 +117,34 @@ class HouseActivities:
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
-        """Starts anew the workflows of live workloads that are gone: terminated, or lost with Temporal's state."""
+        """Starts anew the workflows of live workloads, and of an open night, that are gone: terminated, or lost with
+        Temporal's state.
+        """
         live = await in_thread(self._unstarted)
 
         async def one(workload: str) -> None:
-            found = await self._describe(workload)
-            running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
-            if found is None or found.workflow_execution_info.status != running:
+            if not await self._runs(ids.workload_workflow_id(workload)):
                 await in_thread(self._start_again, workload)
 
         await _for_each(live, one)
+        night = await in_thread(self._open_night)
+        if night is not None and not await self._runs(night):
+            await in_thread(self._start_night_again, night)
         return 0.0
+
+    async def _runs(self, workflow: str) -> bool:
+        found = await self._describe(workflow)
+        running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+        return found is not None and found.workflow_execution_info.status == running
+
+    def _open_night(self) -> str | None:
+        with transaction(self._engine) as session:
+            night = open_night(session)
+            return None if night is None else night.id
+
+    def _start_night_again(self, night: str) -> None:
+        with transaction(self._engine) as session:
+            outbox.night(session, night)
 
     def _unstarted(self) -> list[str]:
         """Live workloads without mail on its way, and without a change for a while."""
@@ -178,6 +197,7 @@ class HouseActivities:
                 open_store(url).tidy_uploads(self._settings.copies.keep_unfinished_s)
             except Exception as error:
                 _log.warning("what interrupted copies left in %s cannot be removed now: %s", url, error)
+        forget_nights(self._engine, lifecycle.keep_records_s)
         with transaction(self._engine) as session:
             long_ago = _ago(lifecycle.keep_records_s)
             session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))

@@ -3,11 +3,11 @@
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -20,6 +20,7 @@ from domain.reasons import ReasonCode
 from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
+from infra.db.catalogue import ready_replicas
 from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Secret, Workload
 from infra.db.session import transaction
 from infra.db.tasks import tasks_of
@@ -46,14 +47,16 @@ class LaunchActivities:
     def stage(self, request: StageRequest) -> LaunchPlan:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
-        Carried out again, it writes the same again, but for the region's hazard as it is then.
+        Carried out again, it writes the same again, but for the region's hazard and which tables are stale there then.
         """
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             row = session.get_one(Workload, request.workload_id)
             spec = WorkloadSpec.model_validate(row.spec)
             allocations, machines = self._holdings(session, request)
-            tasks = tasks_of(row, session.get_one(Attempt, (request.workload_id, request.attempt)), allocations)
+            attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
+            tasks = tasks_of(row, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
+            stale = self._stale_tables(session, spec, region.name)
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
@@ -61,8 +64,9 @@ class LaunchActivities:
             hazard = self._hazard(session, region.name)
         store = open_store(region.bucket_url)
         launch = self._describe(
-            request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard
+            request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard, stale
         )
+        self._show_stale(request, launch, attempt.stale_tables)
         if spec.workdir is not None:
             self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
@@ -107,6 +111,22 @@ class LaunchActivities:
         hazard = hazard_per_h(int(interruptions), float(machine_h))
         self._hazards[region] = time.monotonic() + _HAZARD_KEPT_S, hazard
         return hazard
+
+    @staticmethod
+    def _stale_tables(session: Session, spec: WorkloadSpec, region: str) -> dict[str, datetime]:
+        """Tables that it reads of which the region lacks what was appended lately, with since when."""
+        replicas = ready_replicas(session, spec.tables)
+        since = ((table, replicas[table].get(region)) for table in spec.tables)
+        return {table: at for table, at in since if at is not None}
+
+    def _show_stale(self, request: StageRequest, launch: LaunchDescription, before: dict[str, Any] | None) -> None:
+        """Writes what is stale down for those who ask what the attempt reads."""
+        told = launch.model_dump(mode="json", include={"stale_tables"})["stale_tables"] or None
+        if told == before:
+            return
+        own = (Attempt.workload == request.workload_id) & (Attempt.attempt == request.attempt)
+        with transaction(self._engine) as session:
+            session.execute(update(Attempt).where(own).values(stale_tables=told))
 
     @staticmethod
     def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None) -> None:
@@ -171,6 +191,7 @@ class LaunchActivities:
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
         hazard: float | None,
+        stale: Mapping[str, datetime],
     ) -> LaunchDescription:
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
@@ -211,6 +232,7 @@ class LaunchActivities:
                 machine_hazard_per_h=hazard,
             ),
             tables={table: store.uri(ids.table_prefix(table)) for table in spec.tables},
+            stale_tables=dict(stale),
             files=spec.files,
             workdir=spec.workdir,
             jobs={

@@ -2,12 +2,9 @@
 
 import threading
 
+from domain.protocol import NIGHTLY, ON_DEMAND
 from infra.config import CopySettings
 from mizzen.objects.bandwidth import Bandwidth, Share
-
-NIGHTLY = "nightly"
-ON_DEMAND = "on demand"
-"""Of tables and checkpoints that a workload waits for."""
 
 _links: dict[tuple[str, str, CopySettings], dict[str, Share]] = {}
 _lock = threading.Lock()

@@ -3,46 +3,54 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from domain.ask import Ask
+from domain.instance import HIGH_PRIORITY
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db.catalogue import ready_replicas, want_replica
+from infra.db.catalogue import can_read, ready_replicas, want_replica
 from infra.db.models import Replica, Table, Workload
 
 _NOT_ABOUT_DATA = frozenset({ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE})
+_ABOUT_DATA = frozenset({ReasonCode.DATA_NOT_HERE, ReasonCode.DATA_STALE})
 
 
-def lacks_only_data(answers: Iterable[Bid]) -> bool:
-    """Whether some region could run it if its tables were there, and none that answered has both."""
-    codes = [{r.code for r in bid.reasons} for bid in answers]
-    return any(ReasonCode.DATA_NOT_HERE in c and not c & _NOT_ABOUT_DATA for c in codes) and all(
-        c & (_NOT_ABOUT_DATA | {ReasonCode.DATA_NOT_HERE}) for c in codes
-    )
+def targets(answers: Iterable[Bid]) -> list[str]:
+    """Regions to which bringing a workload's tables would help.
+
+    All that answered, where some could run it if its tables were there and none has both; else those that have both,
+    and lack no more than what was appended lately: that is little.
+    """
+    codes = {bid.region: {r.code for r in bid.reasons} for bid in answers}
+    if any(c & _ABOUT_DATA and not c & _NOT_ABOUT_DATA for c in codes.values()) and all(
+        c & (_NOT_ABOUT_DATA | _ABOUT_DATA) for c in codes.values()
+    ):
+        return sorted(codes)
+    return sorted(region for region, c in codes.items() if c == {ReasonCode.DATA_STALE})
 
 
-def may_be_placed_later(session: Session, ask: Ask, unreachable: Iterable[str]) -> bool:
+def may_be_placed_later(session: Session, ask: Ask, level: int, unreachable: Iterable[str]) -> bool:
     """Whether a region that did not answer has its tables: it may well have the hardware, too."""
     replicas = ready_replicas(session, ask.tables)
-    return any(ask.allows_region(r) and all(r in replicas[t] for t in ask.tables) for r in unreachable)
+    return any(ask.allows_region(r) and can_read(replicas, ask.tables, r, level=level) for r in unreachable)
 
 
 def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
     """Whether a copy that was started for this workload is not complete yet."""
-    return any(r.requested_by == workload for r in _copying(session, tables))
+    return any(_for(r) == workload for r in _copying(session, tables))
 
 
-def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[Bid]) -> list[Reason]:
-    """Starts copies of the missing tables to the region that could start the workload soonest, once.
+def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offers: Sequence[Bid]) -> list[Reason]:
+    """Starts copies of what is missing of its tables to the region that could start the workload soonest, once.
 
     `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
     being copied already; then the best plan by the order of criteria; where none could start now, the region that can
-    place the most of it. The reasons say what is being copied.
+    place the most of it. A stale replica lacks nothing for those who may read it. The reasons say what is being copied.
     """
     copying = _copying(session, ask.tables)
-    for region in sorted({r.region for r in copying if r.requested_by == workload.id}):
+    for region in sorted({r.region for r in copying if _for(r) == workload.id}):
         return [_progress(session, r) for r in copying if r.region == region]
     able = [b for b in offers if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
     if not able:
@@ -54,10 +62,10 @@ def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[
     target = min(able, key=lambda b: (not there[b.region].issuperset(ask.tables), _soonest(b))).region
     out = []
     for table in sorted(ask.tables):
-        row = want_replica(session, table, target, workload=workload)
+        row = want_replica(session, table, target, fresh=level <= HIGH_PRIORITY, workload=workload)
         if row is None:
             out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))
-        elif row.state == "copying":
+        elif row.state == "copying" or row.topping_up:
             out.append(_progress(session, row))
     return out
 
@@ -65,9 +73,15 @@ def bring_data(session: Session, workload: Workload, ask: Ask, offers: Sequence[
 def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
     return session.scalars(
         select(Replica)
-        .where(Replica.data_table.in_(tables), Replica.state == "copying")
+        .where(Replica.data_table.in_(tables), or_(Replica.state == "copying", Replica.topping_up))
+        .where(Replica.state != "deleting")
         .order_by(Replica.data_table, Replica.region)
     ).all()
+
+
+def _for(replica: Replica) -> str | None:
+    """For which workload it is being copied."""
+    return replica.requested_by if replica.state == "copying" else replica.topped_up_for
 
 
 def _soonest(bid: Bid) -> tuple[object, ...]:

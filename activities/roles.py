@@ -21,6 +21,10 @@ from activities.held import Held
 from activities.house import HouseActivities
 from activities.launch import LaunchActivities
 from activities.machines import MachineActivities
+from activities.moves import MoveActivities
+from activities.night_schedule import set_schedule
+from activities.nights import NightActivities
+from activities.removal import RemovalActivities
 from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
@@ -50,10 +54,12 @@ def control_activities(
     auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings, client)
+    nights, moves = NightActivities(engine, settings), MoveActivities(engine, settings)
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
-        house.collect, house.reconcile, house.expire,
+        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove, nights.open_night,
+        nights.plan_night, nights.nights_paused, nights.end_night, moves.next_move, moves.finish_move,
     ]  # fmt: skip
 
 
@@ -66,12 +72,14 @@ def region_activities(engine: Any, settings: Settings, held: Held) -> list[Calla
 def _workflows() -> list[type]:
     from workflows.house import HousekeepingWorkflow
     from workflows.machine import MachineWorkflow
+    from workflows.night import NightWorkflow
     from workflows.replica import ReplicaWorkflow
     from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
     from workflows.workload import WorkloadWorkflow
 
     return [
-        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow
+        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
+        NightWorkflow,
     ]  # fmt: skip
 
 
@@ -158,6 +166,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             here = regions if "region" in roles else ()
             await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await start_singletons(client)
+            await set_schedule(client, settings.tetris.nightly)
             dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
             stack.callback(dispatcher.cancel)
         for region in regions if "region" in roles else ():

@@ -29,8 +29,7 @@ _CPU = JobRequest("cpu", 1, 0, (), 1000, 1)
 
 
 def warm() -> None:
-    """Scans a small queue, bids in a small region (what is free, what takes a victim, what is refused), and climbs."""
-    load()
+    """Scans a small queue, and bids in a small region: what is free, what takes a victim, what is refused."""
     tenants = (TenantState("t", 1, {"a": 1}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000),)
@@ -49,3 +48,4 @@ def warm() -> None:
 
 if __name__ == "__main__":
     warm()
+    load()  # Nights are planned in processes of their own.

@@ -8,10 +8,11 @@ of the jobs that run there.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name, run_id
 
@@ -97,6 +98,8 @@ class LaunchDescription(_Frozen):
     checkpoint: CheckpointLaunch
     tables: dict[str, str] = Field(default_factory=dict)
     """Table to the URI of its folder in the region's bucket."""
+    stale_tables: dict[str, AwareDatetime] = Field(default_factory=dict)
+    """Those of which the region lacks what was appended lately, each with the time before which it is complete."""
     files: dict[str, str] = Field(default_factory=dict)
     """Relative path to text, written over the archive's content."""
     workdir: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
@@ -210,6 +213,8 @@ def environment(
         ours["MIZZEN_PLATFORM"] = platform
     for table, uri in launch.tables.items():
         ours[f"MIZZEN_TABLE_{_variable(table)}"] = uri
+    for table, until in launch.stale_tables.items():
+        ours[f"MIZZEN_TABLE_{_variable(table)}_COMPLETE_UNTIL"] = f"{until.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
     for name, address in masters.items():
         ours[f"MIZZEN_JOB_{_variable(name)}_ADDR"] = address
     if place.job in masters:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import auth, bodies, health, metrics, openapi, problems
-from api.data import archives, instance, partitions, tables, usage
+from api.data import archives, instance, nights, partitions, tables, usage
 from api.fleet import machines, regions, snapshot
 from api.people import audit, keys, secrets, tenants
 from api.state import State
@@ -18,7 +18,7 @@ from infra.config import Settings
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, machines.router, snapshot.router, tables.router, partitions.router,
-    usage.router, instance.router, archives.router, health.router,
+    usage.router, instance.router, nights.router, archives.router, health.router,
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             raise Unfit(f"table {table}: numpy and the compiled moves disagree")
 
     def compiled() -> None:
-        search.rank(*parts, tables, LACKING, spent, gain)
+        search.rank(*parts, tables, LACKING * problem.magnitude, spent, gain)
 
     def by_numpy() -> None:
         for table in tables[:_BY_NUMPY]:

@@ -65,6 +65,10 @@ def replica_workflow_id(table: str, region: str) -> str:
     return f"replica/{table}/{region}"
 
 
+NIGHT_SCHEDULE_ID = "tetris"
+"""Temporal's schedule of the nightly placement of tables."""
+NIGHT_WORKFLOW_ID = "tetris-night"
+"""Temporal appends the time of the start: that is a night's id."""
 CONTROL_QUEUE = "control"
 SCHEDULER_WORKFLOW_ID = "scheduler"
 HOUSEKEEPING_WORKFLOW_ID = "housekeeping"
@@ -108,6 +112,11 @@ def table_prefix(table: str) -> str:
 def partition_prefix(table: str, partition: str) -> str:
     """Where a partition's objects are in a region's bucket, if the table has more than the one that is all of it."""
     return f"{table_prefix(table)}{partition}/"
+
+
+def night_prefix(night: str) -> str:
+    """Where what a night decided on is kept: its instance, plan, replicas and moves."""
+    return f"tetris/nights/{night}/"
 
 
 def archive_key(sha256: str) -> str:

@@ -9,6 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 JobKind: TypeAlias = Literal["ml", "spark", "presto"]
 DOCUMENT_VERSION = 1
+LEAST_AMOUNT, MOST_AMOUNT = 1e-20, 1e20
+"""Sizes, hours and weights are 0 or between these: sums of any number of them, and their squares, are then exact enough
+to be compared, and no fraction is one of nothing."""
 HIGH_PRIORITY = 2
 """Jobs of this level or higher (1, 2) count for the training that is at home."""
 

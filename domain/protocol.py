@@ -378,13 +378,21 @@ class DryRunResult:
     reasons: list[dict[str, Any]] = field(default_factory=list)
 
 
+NIGHTLY = "nightly"
+ON_DEMAND = "on demand"
+"""Shares of the bandwidth between regions: of planned moves, and of what a workload or an operator waits for."""
+
+
 @dataclass
 class ReplicateTable:
     """Asks for a complete, verified replica of a table in a region."""
 
     table: str
     source_region: str
+    """The table's home when it was asked for; each partition is copied from the home of its moment."""
     target_region: str
+    share: str = ON_DEMAND
+    """`ON_DEMAND` or `NIGHTLY`."""
 
 
 # -------------------------------------------------------------------------------------------------- activity names
@@ -409,6 +417,13 @@ class Activity(StrEnum):
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float: seconds until it is due again
     EXPIRE = "house.expire"  # -> float
+    REMOVE_REPLICAS = "house.remove_replicas"  # -> float
+    OPEN_NIGHT = "night.open"  # NightRef -> NightTicket
+    PLAN_NIGHT = "night.plan"  # NightRef -> None
+    NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder
+    FINISH_MOVE = "night.finish_move"  # MoveRef -> bool: False if there is more to copy
+    NIGHTS_PAUSED = "night.paused"  # -> bool
+    END_NIGHT = "night.end"  # NightRef -> None
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)

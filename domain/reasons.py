@@ -19,6 +19,7 @@ class ReasonCode(StrEnum):
     REGION_UNREACHABLE = "region_unreachable"
     NO_HARDWARE = "no_hardware"
     DATA_NOT_HERE = "data_not_here"
+    DATA_STALE = "data_stale"
     DATA_NOWHERE = "data_nowhere"
     REPLICATING_DATA = "replicating_data"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
@@ -59,6 +60,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
     ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
     ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
+    ReasonCode.DATA_STALE: (
+        "the replica of table {table} in region {region} is stale since {stale_since}; workloads of priority 1 and 2"
+        " read complete ones"
+    ),
     ReasonCode.DATA_NOWHERE: "no region has a complete replica of table {table}",
     ReasonCode.REPLICATING_DATA: "table {table} is being copied to {region}: {done_bytes} of {total_bytes} bytes",
     ReasonCode.INSUFFICIENT_CAPACITY: (

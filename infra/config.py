@@ -7,10 +7,11 @@ read from the environment; everything can be in the file.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import ConfigurationError
 
@@ -90,8 +91,83 @@ class CopySettings(_Section):
     """What a process may use of a link from one region to another; None: as much as there is."""
     nightly_fraction: float = Field(0.5, gt=0, lt=1)
     """The share of nightly moves while copies on demand want bandwidth too."""
-    keep_unfinished_s: float = Field(2 * 86400.0, gt=0)
+    keep_unfinished_s: float = Field(43200.0, gt=0)
     """How long parts of a copy that was interrupted are kept for it to go on."""
+    drop_grace_s: float = Field(86400.0, ge=0)
+    """How long a replica that is dropped can be taken back: then its objects are deleted."""
+
+
+class WeightSettings(_Section):
+    """What the terms of the placement of tables weigh (MAST 3.3)."""
+
+    read: float = Field(1.0, ge=0)
+    gpu: float = Field(1.0, ge=0)
+    storage: float = Field(1.0, ge=0)
+    overload: float = Field(4.0, ge=0)
+    by_priority: dict[int, Annotated[float, Field(ge=0)]] = {1: 4.0, 2: 2.0}
+    """A level that is not here weighs 1."""
+
+
+class CorrelatedSettings(_Section):
+    """Two regions that may fail together."""
+
+    regions: tuple[str, str]
+    probability: float = Field(ge=0, le=1)
+
+
+class ReplicaSettings(_Section):
+    """What extra replicas are for (MAST 3.5)."""
+
+    correlated: tuple[CorrelatedSettings, ...] = ()
+    """Pairs that are not here do not fail together."""
+    disaster_recovery_level: int = Field(7, ge=0, le=7)
+    """Tables that a job of this priority or a higher one reads get a replica outside their home; 0: none do."""
+    hot_part: float = Field(0.5, ge=0, le=1)
+    """The part of the storage that is left which hot tables may take."""
+    hot_jobs: int = Field(10, ge=1)
+    """A table that at least so many jobs of a GPU type read is hot for that type."""
+
+
+class NightlySettings(_Section):
+    """When tables are placed anew, and how much of it at a time."""
+
+    start: str | None = Field("02:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """A time of day in `time_zone`; None: only when an operator asks for it."""
+    time_zone: str = "UTC"
+    jitter_s: float = Field(300.0, ge=0)
+    """The start is so much later at most, by chance."""
+    catch_up_s: float = Field(3600.0, gt=0)
+    """A start that was missed, since Temporal was away, is made up for this long."""
+    deadline_s: float = Field(6 * 3600.0, gt=0)
+    """After its start: no move begins later. Those that have begun are finished."""
+    solve_s: float = Field(600.0, ge=0)
+    at_once: int = Field(4, ge=1, le=64)
+    """Moves at the same time."""
+    daily_quota_bytes: float | None = Field(None, ge=0)
+    """What may be copied on one day of `time_zone`; what is left of it is not carried over. None: no limit."""
+    grace_s: float = Field(86400.0, ge=0)
+    """How long the old home's copy stays after a move."""
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("must be a time zone's name, such as UTC or Europe/Berlin") from None
+        return name
+
+
+class TetrisSettings(_Section):
+    """The slow path: which region is home to each table, and its replicas."""
+
+    window_days: float = Field(30.0, gt=0)
+    """Runs of so many days make up the recurring jobs."""
+    weights: WeightSettings = WeightSettings()
+    home_threshold: float = Field(0.9, ge=0, le=1)
+    """The fraction of high-priority GPU hours whose region has their hardware."""
+    replicas: ReplicaSettings = ReplicaSettings()
+    nightly: NightlySettings = NightlySettings()
 
 
 class Settings(_Section):
@@ -106,6 +182,7 @@ class Settings(_Section):
     scheduler: SchedulerSettings = SchedulerSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     copies: CopySettings = CopySettings()
+    tetris: TetrisSettings = TetrisSettings()
     fleet: Path | None = None
     """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
     master_key: Path | None = None

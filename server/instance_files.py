@@ -1,14 +1,12 @@
-"""Reading instances and plans, writing documents, and `mizzen tetris score`, which needs no compiled code."""
+"""Reading instances and plans, and `mizzen tetris score`, which needs no compiled code."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, TypeVar
 
 from infra.errors import ConfigurationError
+from server.outputs import STANDARD, write_json
 from tetris import documents
 from tetris.score import score
 
@@ -22,8 +20,10 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     """`mizzen tetris score`; the exit code.
 
     Raises:
-        ConfigurationError: a document cannot be used.
+        ConfigurationError: a document cannot be used, or both are to be read from standard input.
     """
+    if instance_path == plan_path == STANDARD:
+        raise ConfigurationError("INSTANCE and PLAN are both standard input: give a file for one of them")
     if instance_path.is_dir():
         from tetris.problem import Problem
 
@@ -34,7 +34,7 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
         instance = read_document(instance_path, documents.read_instance)
         plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
         found = score(instance, plan)
-    click.echo(json.dumps(documents.score_document(found), indent=1))
+    write_json(STANDARD, documents.score_document(found))
     return 0
 
 
@@ -45,10 +45,21 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
         ConfigurationError: it cannot be read, or is not what it should be.
     """
     try:
-        return reader(sys.stdin.buffer.read() if str(path) == "-" else documents.read_file(path))
+        return reader(sys.stdin.buffer.read() if path == STANDARD else documents.read_file(path))
     except documents.DocumentError as error:
-        shown_path = "standard input" if str(path) == "-" else path
+        shown_path = "standard input" if path == STANDARD else path
         raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
+
+
+def read_any(path: Path) -> "Columns":
+    """The instance in a JSON document, or in a folder of Parquet files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+    from tetris.columns import Columns
+
+    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
 def read_columns(path: Path) -> "Columns":
@@ -63,30 +74,3 @@ def read_columns(path: Path) -> "Columns":
         return read_folder(path)
     except documents.DocumentError as error:
         raise ConfigurationError(f"{path}: " + str(error).replace("\n", f"\nmizzen: {path}: ")) from None
-
-
-def read_any(path: Path) -> "Columns":
-    """The instance in a JSON document, or in a folder of Parquet files.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or is not what it should be.
-    """
-    from tetris.columns import Columns
-
-    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
-
-
-def write_json(path: Path, body: Any) -> None:
-    """Write a document to a file, or to standard output (`-`).
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
-    text = json.dumps(body, indent=1) + "\n"
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from None

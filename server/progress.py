@@ -1,11 +1,13 @@
 """How far a long command is: a bar in a terminal, lines elsewhere; and Ctrl-C, after which it may still finish."""
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,6 +16,25 @@ EXIT_INTERRUPTED = 130
 _LINE_EVERY_S = 5.0
 Shown: TypeAlias = Callable[[float, str], None]
 """Takes the part that is done (0..1), and a few words."""
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """While nothing is begun that could be left undone, Ctrl-C ends the process at once, with a line.
+
+    An exception would come out of the middle of an import, or of loading compiled code, which may keep it to itself.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        sys.stderr.write("\nmizzen: interrupted: nothing is written\n")
+        sys.stderr.flush()
+        os._exit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

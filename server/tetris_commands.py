@@ -1,16 +1,35 @@
 """`mizzen tetris`: the slow path's decisions on instance files, which need no installation, and its facts in one."""
 
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
 from mizzen.cli.output import dump
-from mizzen.cli.session import Commands, Session
+from mizzen.cli.session import Commands, Session, say
 from server.commands import run_command
+from server.night_commands import COMMANDS as NIGHT_COMMANDS
 from server.usage_commands import usage
 
 _PATH = click.Path(path_type=Path)
+
+
+class _Output(click.Path):
+    """Where to write: a file, or a folder whose name does not end in .json. A `Path` would lose a slash at its end."""
+
+    def __init__(self, *, may_be_folder: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.may_be_folder = may_be_folder
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType.convert`."""
+        if str(value).endswith("/") and not (self.may_be_folder and not str(value).rstrip("/").endswith(".json")):
+            self.fail(f"{value}: ends like a folder: give the name of a file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_OUTPUT = _Output()
 
 
 @click.group(cls=Commands)
@@ -18,7 +37,8 @@ def tetris() -> None:
     """Place tables near the jobs that read them."""
 
 
-tetris.add_command(usage)
+for command in (usage, *NIGHT_COMMANDS):
+    tetris.add_command(command)
 
 
 @tetris.command()
@@ -30,22 +50,41 @@ def export(session: Session, file: IO[str], window_days: float | None) -> None:
     file.write(dump(session.client.instance(window_days), "json") + "\n")
 
 
-@tetris.command()
+def _budget(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (value >= 0 and isfinite(value)):
+        raise click.BadParameter(f"{value}: must be 0 or more seconds, and finite", context, parameter)
+    return value
+
+
+# Commands on files: they call no API, and print documents or nothing.
+@tetris.command(cls=click.Command)
 @click.argument("instance", type=_PATH)
 @click.option("--method", type=click.Choice(["climb", "exact", "v0", "v1"]), default="climb", show_default=True)
-@click.option("--time-s", type=float, help="Time budget (default: 10 for climb and v1, 600 for exact).")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=_PATH, default=Path("-"), help="Where to write the plan (default: standard output).")
-@click.option("--moves", type=_PATH, help="Where to write what each move gains, as JSON.")
-@click.option("--replicas", type=_PATH, help="Where to write the replicas that the plan's homes call for, as JSON.")
+@click.option(
+    "--time-s", type=float, callback=_budget, help="Time budget (default: 10 for climb and v1, 600 for exact)."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--out", type=_OUTPUT, default=Path("-"), help="Where to write the plan (default: standard output).")
+@click.option("--moves", type=_OUTPUT, help="Where to write what each move gains, as JSON.")
+@click.option("--replicas", type=_OUTPUT, help="Where to write the replicas that the plan's homes call for, as JSON.")
 def solve(**options: Any) -> None:
     """Find homes for the tables of INSTANCE: JSON, or a folder of Parquet files (docs/tetris-instances.md)."""
-    from server.placing import run_solve
+    from server.outputs import check_outputs
+    from server.progress import starting
 
-    run_command(lambda: run_solve(**options))
+    def work() -> int:
+        with starting():
+            outputs = {f"--{name}": options[name] for name in ("out", "moves", "replicas")}
+            check_outputs(outputs, {"INSTANCE": options["instance"]})
+            if options["method"] != "v0":
+                say("loading the search, which takes some seconds; then its time begins")
+            from server.placing import run_solve
+        return run_solve(**options)
+
+    run_command(work)
 
 
-@tetris.command()
+@tetris.command(cls=click.Command)
 @click.argument("instance", type=_PATH)
 @click.argument("plan", type=_PATH)
 def score(instance: Path, plan: Path) -> None:
@@ -55,13 +94,20 @@ def score(instance: Path, plan: Path) -> None:
     run_command(lambda: run_score(instance, plan))
 
 
-@tetris.command()
-@click.option("--tables", type=int, default=200, show_default=True)
-@click.option("--regions", type=int, default=6, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=_PATH, default=Path("-"), help="A name that ends in .json, or a folder for Parquet files.")
+@tetris.command(cls=click.Command)
+@click.option("--tables", type=click.IntRange(min=1), default=200, show_default=True)
+@click.option(
+    "--regions", type=click.IntRange(min=3), default=6, show_default=True, help="Hardware is uneven over them."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--out",
+    type=_Output(may_be_folder=True),
+    default=Path("-"),
+    help="A name that ends in .json, or a folder for Parquet files.",
+)
 def generate(tables: int, regions: int, seed: int, out: Path) -> None:
     """Make an instance with the shape that MAST reports."""
-    from server.placing import run_generate
+    from server.generating import run_generate
 
     run_command(lambda: run_generate(tables, regions, seed, out))

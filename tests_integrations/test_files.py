@@ -35,7 +35,7 @@ def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A full disk, say, is a warning; a newer attempt, or a state that cannot be stored, is an error."""
     one = files(tmp_path / "root")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.problem import Problem
-from tetris.replicas import Parts, candidate_regions, without_region
+from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ def worth(columns: Columns, home: Ints, held: Parts, aims: Aims = Aims()) -> Wor
     capacity = columns.capacity_bytes
     storage = float(((_parts(stored) - _parts(capacity)) ** 2).sum())
     ml = columns.kind == ML
-    nowhere = _part(columns.weight * ml, without_region(columns, held))
+    lacking = np.zeros(len(ml), np.bool_)
+    lacking[jobs_without_region(columns, held)] = True
+    nowhere = _part(columns.weight * ml, lacking)
     outside = held.copy()
     outside[np.arange(len(home)), home] = 0.0
     recovery = _part(columns.size_bytes * is_read(columns), outside.max(axis=1, initial=0.0) < 1.0)

@@ -18,17 +18,18 @@ import numpy as np
 
 from domain.instance import Instance, Job, Region, Table
 from tetris.columns import Columns, Floats, Ints
+from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
-from tetris.neighbourhood import Neighbourhood
 from tetris.problem import Problem
 
 LOOKS_PER_S = 8e6
 """About what one core does in a second: turns a time budget into looks."""
 OVERRUN = 3.0
 """A machine that is so many times slower stops at so many times its budget, and its plan is then one of its own."""
-LACKING = 1e4
-"""What the relative excess over limits weighs where a plan is to be published: it comes before everything else."""
+LACKING = 1e3
+"""What the relative excess over limits weighs where a plan is to be published, in magnitudes of the objective: it comes
+before everything else."""
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective."""
 _SAMPLES = 200
@@ -113,18 +114,19 @@ def load() -> None:
 def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
     """One pass of MAST 3.4 over all tables; how many moved. `tick` is asked now and then whether to go on."""
     parts = problem.fixed, problem.state, problem.work
+    penalty = LACKING * problem.magnitude
     tables = np.arange(len(problem.home), dtype=np.int32)
     gain = np.zeros(len(tables))
     for begin in range(0, len(tables), _CHUNK):
         end = begin + _CHUNK
-        search.rank(*parts, tables[begin:end], LACKING, spent, gain[begin:end])
+        search.rank(*parts, tables[begin:end], penalty, spent, gain[begin:end])
         if not tick():
             return 0
     order = np.argsort(-gain, kind="stable")
     queue = tables[order[gain[order] > 0]]
     moved = 0
     for begin in range(0, len(queue), _CHUNK):
-        moved += search.take(*parts, queue[begin : begin + _CHUNK], LACKING, spent)
+        moved += search.take(*parts, queue[begin : begin + _CHUNK], penalty, spent)
         if not tick():
             break
     return moved
@@ -156,12 +158,16 @@ class _Climb:
         self.proves, self.proved = proves, False
         self.spent = np.zeros(search.N_TALLY)
         lack, _ = self.problem.excess
-        self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL] = lack, self.problem.total
+        self.spent[search.BEST_LACK] = self.spent[search.LEAST_LACK] = lack
+        self.spent[search.BEST_TOTAL] = self.problem.total
         self.steps: list[Step] = []
         self._say("start")
 
     def run(self) -> Climbed:
-        if len(self.tables) and len(self.problem.columns.regions) > 1:
+        if not len(self.tables) or len(self.problem.columns.regions) == 1:
+            # The start is the only plan.
+            self.proved = True
+        else:
             search.seed(self.seed & 0xFFFFFFFF)
             self._descend("passes")
             if self.time_s:
@@ -173,6 +179,9 @@ class _Climb:
         )  # fmt: skip
 
     def _search(self) -> None:
+        # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
+        from tetris.neighbourhood import Neighbourhood
+
         jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
         undo = np.zeros(_MOST_TABLES, np.int32)
         neighbourhood = Neighbourhood(self.problem)
@@ -184,12 +193,16 @@ class _Climb:
             fresh = turn % 4 == 3
             self._take(self.problem.columns.home if fresh else self.best)
             lacks = self.spent[search.BEST_LACK] > 0
-            penalty = LACKING if lacks and turn % 2 else _PENALTIES[turn % 3] * abs(self.spent[search.BEST_TOTAL])
+            penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
+            if lacks and turn % 2:
+                penalty = LACKING * self.problem.magnitude
             hot = search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent)
             cold = hot * 1e-4
             if not fresh:
                 hot *= 10.0 ** self.draw.uniform(-2.5, 0.0)
             if hot <= 0.0:
+                # Whatever moves, nothing changes: there is nothing to walk for.
+                self._is_proved()
                 return
             share = min(length, self.budget - self.spent[search.LOOKS])
             heat = hot, cold
@@ -209,7 +222,7 @@ class _Climb:
             return False
         try:
             branching = Branching(self.problem.columns)
-        except ValueError:  # Too many regions or groups of jobs for it.
+        except TooLarge:
             return False
         branching.offer(self.best)
         share = self.spent[search.LOOKS] + (self.budget - self.spent[search.LOOKS]) / 2

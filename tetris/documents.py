@@ -4,22 +4,45 @@
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from domain.instance import DOCUMENT_VERSION, Homes, Instance, Job, JobKind, Region, Score, Table, Weights
+from domain.instance import (
+    DOCUMENT_VERSION,
+    LEAST_AMOUNT,
+    MOST_AMOUNT,
+    Homes,
+    Instance,
+    Job,
+    JobKind,
+    Region,
+    Score,
+    Table,
+    Weights,
+)
 from domain.instance import instance_document as instance_document  # the writer beside the readers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
 """How many errors of a document are told."""
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AMOUNT = f"must be 0, or from {LEAST_AMOUNT:g} to {MOST_AMOUNT:g}"
+"""What is right for a size, hours or a weight."""
+
+
+def _amount(value: float) -> float:
+    if value != 0 and not LEAST_AMOUNT <= value <= MOST_AMOUNT:
+        raise ValueError(AMOUNT)
+    return value
+
+
+_Amount = Annotated[float, AfterValidator(_amount)]
 _Level = Annotated[int, Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL)]
+_LevelName = Literal["1", "2", "3", "4", "5", "6", "7"]
 _Name = Annotated[str, Field(min_length=1)]
 
 
@@ -28,7 +51,9 @@ class DocumentError(ValueError):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """JSON's types are taken as they are: no number in quotes, no true for 1."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Region(_Part):
@@ -42,14 +67,14 @@ class _Table(_Part):
     name: _Name
     size_bytes: _Amount
     home: _Name
-    replicas: tuple[_Name, ...] = ()
+    replicas: list[_Name] = []
 
 
 class _Job(_Part):
     name: _Name
     kind: JobKind
     app: _Name | None = None
-    tables: tuple[_Name, ...]
+    tables: list[_Name]
     gpu_type: _Name | None = None
     gpu_hours: _Amount = 0.0
     cpu_hours: _Amount = 0.0
@@ -62,21 +87,24 @@ class _Weights(_Part):
     gpu: _Amount = 1.0
     storage: _Amount = 1.0
     overload: _Amount = 4.0
-    by_priority: dict[_Level, _Amount] = {}
+    by_priority: dict[_LevelName, _Amount] = {}
 
 
-class _Instance(_Part):
-    version: Literal[1]
-    regions: Annotated[tuple[_Region, ...], Field(min_length=1)]
-    tables: tuple[_Table, ...]
-    jobs: tuple[_Job, ...]
+class _Head(_Part):
+    version: int
     weights: _Weights = _Weights()
     home_threshold: Annotated[float, Field(ge=0, le=1)] = 0.9
     move_quota_bytes: _Amount | None = None
 
 
+class _Instance(_Head):
+    regions: Annotated[list[_Region], Field(min_length=1)]
+    tables: list[_Table]
+    jobs: list[_Job]
+
+
 class _Plan(_Part):
-    version: Literal[1]
+    version: int
     homes: dict[_Name, _Name]
 
 
@@ -101,20 +129,31 @@ def read_instance(text: str | bytes) -> Instance:
     """The instance that a JSON document describes.
 
     Raises:
-        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown or out of range, names
-            something twice, or names a region or a table that it does not have.
+        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown, there twice, of
+            another type or out of range, names something twice, or names a region or a table that it does not have.
     """
     body = _parse(_Instance, text)
     instance = Instance(
         regions=tuple(Region(**dict(r)) for r in body.regions),
-        tables=tuple(Table(**dict(t)) for t in body.tables),
-        jobs=tuple(Job(**dict(j)) for j in body.jobs),
-        weights=Weights(**dict(body.weights)),
+        tables=tuple(Table(**{**dict(t), "replicas": tuple(t.replicas)}) for t in body.tables),
+        jobs=tuple(Job(**{**dict(j), "tables": tuple(j.tables)}) for j in body.jobs),
+        weights=Weights(
+            **{**dict(body.weights), "by_priority": {int(p): w for p, w in body.weights.by_priority.items()}}
+        ),
         home_threshold=body.home_threshold,
         move_quota_bytes=body.move_quota_bytes,
     )
     _raise(check_names(instance))
     return instance
+
+
+def read_head(text: str | bytes) -> dict[str, Any]:
+    """What a folder's `instance.json` says: an instance's document without its lists, checked.
+
+    Raises:
+        DocumentError: as `read_instance`.
+    """
+    return _parse(_Head, text).model_dump()
 
 
 def check_names(instance: Instance) -> list[str]:
@@ -205,7 +244,7 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DocumentError(f"{path}: {error.strerror}; give a JSON document") from None
+        raise DocumentError(f"{error.strerror}; give a JSON document") from None
 
 
 def plan_document(homes: Homes) -> dict[str, Any]:
@@ -219,22 +258,86 @@ def score_document(found: Score) -> dict[str, Any]:
 
 
 def _parse(kind: type[T], text: str | bytes) -> T:
+    doubled: list[_Doubled] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(pairs)
+        if len(out) < len(pairs):
+            doubled.append(out := _Doubled(pairs))
+        return out
+
     try:
-        body = json.loads(text)
+        body = json.loads(text, object_pairs_hook=made)
     except ValueError as error:
         raise DocumentError(f"not JSON: {error}") from None
-    if isinstance(body, dict) and body.get("version") != DOCUMENT_VERSION:
-        raise DocumentError(f"version: {body.get('version')!r}: this program reads version {DOCUMENT_VERSION}")
+    except RecursionError:
+        raise DocumentError("not an instance or a plan: lists or objects are nested too deeply") from None
+    if not isinstance(body, dict):
+        raise DocumentError(f"document: {_brief(body)}: must be an object")
+    version = body.get("version")
+    if type(version) is not int or version != DOCUMENT_VERSION:
+        raise DocumentError(f"version: {_brief(version)}: this program reads version {DOCUMENT_VERSION}")
+    if doubled:
+        _raise([f"{where}: there twice: an object names a field once" for where in _twice(body)])
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        told = [f"{'.'.join(map(str, e['loc'])) or 'document'}: {_shown(e)}{e['msg']}" for e in error.errors()]
-        _raise(told)
+        _raise([_said(e) for e in error.errors()])
         raise
 
 
-def _shown(error: Any) -> str:
-    return "" if error["type"] == "missing" else f"{repr(error['input'])[:60]}: "
+class _Doubled(dict[str, Any]):
+    """An object that named a field twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        names = [name for name, _ in pairs]
+        self.name = next(name for name in names if names.count(name) > 1)
+
+
+def _twice(body: Any, where: str = "") -> Iterator[str]:
+    """The fields that are there twice, by their paths."""
+    if isinstance(body, _Doubled):
+        yield f"{where}{body.name}"
+    inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    for name, value in inner:
+        if isinstance(value, dict | list):
+            yield from _twice(value, f"{where}{name}.")
+
+
+_WORDS = {
+    "missing": "missing: it must be there",
+    "extra_forbidden": "unknown: there is no such field",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "finite_number": "must be a finite number",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "too_short": "must have at least {min_length}",
+    "value_error": "{error}",
+}
+"""Pydantic's types of errors in words for who wrote the document."""
+
+
+def _said(error: Any) -> str:
+    """One of pydantic's errors: the field, its value, and what would be right."""
+    where = [str(part) for part in error["loc"] if part != "[key]"]
+    words = _WORDS.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    shown = "" if error["type"] == "missing" or error["loc"][-1] == "[key]" else f"{_brief(error['input'])}: "
+    return f"{'.'.join(where)}: {shown}{words}"
+
+
+def _brief(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except ValueError:  # A whole number of thousands of digits.
+        return "a very large number"
 
 
 def _some(names: Iterable[str]) -> str:

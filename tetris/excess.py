@@ -35,7 +35,7 @@ class Scales:
     """What excesses are divided by."""
 
     storage_bytes: float
-    cpu_h: npt.NDArray[np.float64] | float
+    cpu_h: Floats
     """[A]"""
     home_h: float
     moved_bytes: float
@@ -97,10 +97,11 @@ def allowed(columns: Columns) -> Amounts:
 
 def scales(columns: Columns) -> Scales:
     """Mean bytes that a region stores at the start, mean quota of the app where it has one, all hours, all bytes."""
-    stored = amounts(columns, columns.home).storage_bytes
-    quota = [_mean(row[np.isfinite(row)]) for row in columns.quota_h]
     all_bytes = float(columns.size_bytes.sum())
-    return Scales(_mean(stored), np.array(quota), _high_hours(columns) or 1.0, all_bytes or 1.0)
+    replica_of = np.repeat(np.arange(len(columns.home)), np.diff(columns.replica_start))
+    stored = (all_bytes + float(columns.size_bytes[replica_of].sum())) / len(columns.regions)
+    quota = np.array([_mean(row[np.isfinite(row)]) for row in columns.quota_h], np.float64)
+    return Scales(stored or 1.0, quota, _high_hours(columns) or 1.0, all_bytes or 1.0)
 
 
 def job_regions(columns: Columns, home: Ints) -> Ints:

@@ -5,6 +5,7 @@
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from domain.instance import Instance
+from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Instance
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from tetris.columns import KINDS, NONE, Columns, Floats, Ints, Longs
-from tetris.documents import DocumentError, check_names, instance_document, read_instance
+from tetris.documents import AMOUNT, DocumentError, instance_document, read_file, read_head, read_instance
 
 _HOURS = pa.map_(pa.string(), pa.float64())
 _SCHEMAS = {
@@ -31,6 +32,7 @@ _SCHEMAS = {
     "job_tables": {"job": pa.int64(), "table": pa.int64()},
 }  # fmt: skip
 _MAY_BE_NULL = {"app", "gpu_type"}
+_LINE = "\n"
 
 
 def write_folder(columns: Columns, folder: Path) -> None:
@@ -67,21 +69,16 @@ def read_folder(folder: Path) -> Columns:
             twice or names nothing; the file, the column and the row are named.
     """
     try:
-        head = json.loads((folder / "instance.json").read_bytes())
-    except OSError as error:
-        raise DocumentError(f"{folder / 'instance.json'}: {error.strerror}") from None
-    except ValueError as error:
-        raise DocumentError(f"{folder / 'instance.json'}: not JSON: {error}") from None
+        head = read_head(read_file(folder / "instance.json"))
+    except DocumentError as error:
+        raise DocumentError(f"instance.json: {str(error).replace(_LINE, f'{_LINE}instance.json: ')}") from None
     given = _read(folder, "regions")
     rows = zip(*(given[name].to_pylist() for name in _SCHEMAS["regions"]), strict=True)
     body = [
-        {"name": n, "storage_bytes": s, "gpu_hours": dict(g or ()), "cpu_hours": dict(c or ())} for n, s, g, c in rows
+        {"name": n, "storage_bytes": s, "gpu_hours": _hours(i, "gpu_hours", g), "cpu_hours": _hours(i, "cpu_hours", c)}
+        for i, (n, s, g, c) in enumerate(rows)
     ]
-    empty = read_instance(json.dumps({**head, "regions": body, "tables": [], "jobs": []}))
-    instance = Instance(empty.regions, (), (), empty.weights, empty.home_threshold, empty.move_quota_bytes)
-    if wrong := check_names(instance):
-        raise DocumentError("\n".join(wrong))
-    return _columns(folder, instance)
+    return _columns(folder, read_instance(json.dumps({**head, "regions": body, "tables": [], "jobs": []})))
 
 
 def _columns(folder: Path, instance: Instance) -> Columns:
@@ -93,9 +90,7 @@ def _columns(folder: Path, instance: Instance) -> Columns:
     replica_start = np.searchsorted(replica_rows, np.arange(len(tables) + 1)).astype(np.int64)
     home = _numbers("tables", "home", tables["home"], base.regions)
     replica = _numbers("tables", "replicas", pc.list_flatten(tables["replicas"]), base.regions)
-    at_home = np.flatnonzero(replica == home[replica_rows])
-    if len(at_home):
-        raise DocumentError(f"tables.replicas: row {replica_rows[at_home[0]]}: it names the table's home")
+    _elsewhere(home, replica_rows, replica, base.regions)
     gpu_types = tuple(sorted({*base.gpu_types, *(g for g in pc.unique(jobs["gpu_type"]).to_pylist() if g is not None)}))
     supply = np.zeros((len(gpu_types), len(base.regions)))
     for row, name in enumerate(base.gpu_types):
@@ -132,6 +127,23 @@ def _columns(folder: Path, instance: Instance) -> Columns:
     )
 
 
+def _elsewhere(home: Ints, rows: Longs, replica: Ints, regions: tuple[str, ...]) -> None:
+    """Replicas are in regions, each once, and none at its table's home. `rows`: the table of each replica."""
+
+    def refuse(wrong: Any, what: Callable[[int], str]) -> None:
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            raise DocumentError(f"tables.replicas: row {rows[first]}: {what(first)}")
+
+    refuse(replica == NONE, lambda _: "null: must name a region")
+    refuse(replica == home[rows], lambda i: f"{regions[replica[i]]!r} is the table's home: a replica is elsewhere")
+    pairs = rows * len(regions) + replica
+    _, first = np.unique(pairs, return_index=True)
+    again = np.ones(len(pairs), np.bool_)
+    again[first] = False
+    refuse(again, lambda i: f"{regions[replica[i]]!r} is there twice: a region is named once")
+
+
 def _edges(job: Any, table: Any, jobs: int, tables: int) -> tuple[Longs, Ints]:
     _within("job_tables", "job", job, 0, jobs - 1)
     _within("job_tables", "table", table, 0, tables - 1)
@@ -154,24 +166,44 @@ def _write(folder: Path, name: str, values: list[Any]) -> None:
 
 
 def _read(folder: Path, name: str) -> pa.Table:
-    path = folder / f"{name}.parquet"
+    file = f"{name}.parquet"
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DocumentError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+        with (folder / file).open("rb"):
+            table = pq.read_table(folder / file)
+    except OSError as error:
+        raise DocumentError(f"{file}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
+    except pa.ArrowException as error:
+        raise DocumentError(f"{file}: is not Parquet: {str(error).splitlines()[0]}") from None
     out = []
     for column, kind in _SCHEMAS[name].items():
         if column not in table.column_names:
-            raise DocumentError(f"{path}: column {column} is missing: it has {', '.join(table.column_names)}")
+            raise DocumentError(f"{file}: column {column} is missing: it has {', '.join(table.column_names)}")
         try:
+            if not _alike(table[column].type, kind):
+                raise pa.ArrowInvalid
             values = table[column].cast(kind).combine_chunks()
         except pa.ArrowException:
-            raise DocumentError(f"{path}: column {column} is {table[column].type}: it must be {kind}") from None
+            raise DocumentError(f"{file}: column {column} is {table[column].type}: it must be {kind}") from None
         if column not in _MAY_BE_NULL and values.null_count:
             row = int(np.flatnonzero(np.asarray(values.is_null()))[0])
-            raise DocumentError(f"{path}: column {column}, row {row}: null: it must have a value")
+            raise DocumentError(f"{file}: column {column}, row {row}: null: it must have a value")
+        if pa.types.is_string(kind) and len(empty := np.flatnonzero(np.asarray(pc.equal(values, ""), np.bool_))):
+            raise DocumentError(f"{file}: column {column}, row {empty[0]}: '': must not be empty")
         out.append(values)
     return pa.table(out, names=list(_SCHEMAS[name]))
+
+
+def _alike(given: Any, wanted: Any) -> bool:
+    """Whether a type may stand for another: numbers are not read out of texts. Lists and maps are left to the cast."""
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_floating(given) or pa.types.is_integer(given))
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(given))
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or pa.types.is_null(given))
+    return True
 
 
 def _numbers(file: str, column: str, values: Any, names: tuple[str, ...], *, others: bool = False) -> Ints:
@@ -187,15 +219,17 @@ def _numbers(file: str, column: str, values: Any, names: tuple[str, ...], *, oth
 
 def _amount(file: str, column: str, table: pa.Table) -> Floats:
     values = np.array(table[column], np.float64)
-    _within(file, column, values, 0.0, np.finfo(np.float64).max)
+    wrong = np.flatnonzero(~((values == 0) | (values >= LEAST_AMOUNT) & (values <= MOST_AMOUNT)))
+    if len(wrong):
+        raise DocumentError(f"{file}.{column}: row {wrong[0]}: {values[wrong[0]]}: {AMOUNT}")
     return values
 
 
-def _within(file: str, column: str, values: Any, least: float, most: float) -> None:
-    wrong = np.flatnonzero(~((values >= least) & (values <= most)))
+def _within(file: str, column: str, values: Any, least: int, most: int) -> None:
+    wrong = np.flatnonzero((values < least) | (values > most))
     if len(wrong):
-        upper = f" and at most {most:g}" if most < 1e300 else ""
-        raise DocumentError(f"{file}.{column}: row {wrong[0]}: {values[wrong[0]]}: must be at least {least:g}{upper}")
+        row = wrong[0]
+        raise DocumentError(f"{file}.{column}: row {row}: {values[row]}: must be at least {least} and at most {most}")
 
 
 def _unique(file: str, names: Any) -> None:
@@ -203,6 +237,13 @@ def _unique(file: str, names: Any) -> None:
         counted = pc.value_counts(names)
         twice = counted.field("values")[int(np.argmax(np.asarray(counted.field("counts"))))].as_py()
         raise DocumentError(f"{file}.name: {twice!r} is there twice: names are unique")
+
+
+def _hours(row: int, column: str, pairs: list[tuple[str, float]] | None) -> dict[str, float]:
+    out = dict(pairs or ())
+    if len(out) < len(pairs or ()):
+        raise DocumentError(f"regions.{column}: row {row}: names one of {', '.join(out)} twice: a name is there once")
+    return out
 
 
 def _maps(names: tuple[str, ...], hours: Floats) -> Any:

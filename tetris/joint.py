@@ -17,7 +17,7 @@ from tetris.aims import Aims, Worth, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.kernels import layout
-from tetris.neighbourhood import HomesModel, one_worker, whole
+from tetris.neighbourhood import HomesModel, one_worker
 from tetris.problem import Problem
 from tetris.replicas import Parts, Policy, replicate
 
@@ -157,7 +157,7 @@ class _Joint(HomesModel):
         for table in np.flatnonzero(sizes):
             recovers = self.model.new_bool_var("")
             self.model.add(sum(self.copy[table]) >= 2).only_enforce_if(recovers)
-            self.cost.append(-whole(self.aims.recovery * sizes[table] / sizes.sum()) * recovers)
+            self.cost.append(-self.whole(self.aims.recovery * sizes[table] / sizes.sum()) * recovers)
 
     def _add_reach(self) -> None:
         """Jobs with the same tables and hardware are one."""
@@ -179,10 +179,10 @@ class _Joint(HomesModel):
                     self.model.add_implication(literals[-1], self.copy[table][region])
                 if gpu_type != NONE:
                     worth_of = self.aims.reach * of_gpus[jobs].sum() * share[gpu_type, region]
-                    self.cost.append(-whole(worth_of) * literals[-1])
+                    self.cost.append(-self.whole(worth_of) * literals[-1])
             found = self.model.new_bool_var("")
             self.model.add_bool_or([*literals, found.negated()])
-            self.cost.append(-whole(self.aims.nowhere * of_all[jobs].sum()) * found)
+            self.cost.append(-self.whole(self.aims.nowhere * of_all[jobs].sum()) * found)
 
     def _settle_ties(self) -> None:
         """Of regions that are home to as many tables, the one with more of the bytes, then the first (MAST 3.3)."""

@@ -19,8 +19,8 @@ _TABLES = 14
 _JOBS = 60
 """Jobs that are modelled; those with the most at stake first. The others count as staying where they are."""
 _GRID = 40
-_UNIT = 1 << 20
-"""Costs are whole numbers of 1 / _UNIT."""
+_COSTS = 1 << 30
+"""Whole numbers that the size of the objective is divided into."""
 _EFFORT_S = 0.03
 """Deterministic seconds of CP-SAT for each neighbourhood."""
 _LOOKS_OF_MODEL = 1e5
@@ -91,6 +91,8 @@ class HomesModel:
         self.most_jobs = most_jobs
         self.regions = len(problem.columns.regions)
         self.model = cp_model.CpModel()
+        self.unit = problem.magnitude / _COSTS
+        """What a whole number of cost is worth."""
         self.cost: list[Any] = []
         self.at = {int(t): [self.model.new_bool_var("") for _ in range(self.regions)] for t in tables}
         for table, literals in self.at.items():
@@ -120,7 +122,9 @@ class HomesModel:
         for j in jobs:
             key = fixed.job[j, layout.KEY]
             if key != NONE:
-                stake[j] += fixed.importance[key] * fixed.job_amount[j, layout.GPU_H] / max(demand[key], 1e-9)
+                stake[j] += (
+                    fixed.importance[key] * fixed.job_amount[j, layout.GPU_H] / max(demand[key], fixed.tiny[key])
+                )
         flows: dict[int, list[tuple[int, Here]]] = defaultdict(list)
         for job in sorted(jobs, key=lambda j: (-stake[j], j))[: self.most_jobs]:
             here = self._add_job(job)
@@ -148,7 +152,7 @@ class HomesModel:
                 for table in free:
                     self.model.add_implication(here, self.at[table][region])
                 self.model.add_bool_or([here, *(self.at[t][region].negated() for t in free)])
-                self.cost.append(-whole(weight * size) * here)
+                self.cost.append(-self.whole(weight * size) * here)
             return Here(job, literal) if literal else None
         # The region of the most tables; which of two with as many is left to the exact objective.
         literal = {r: self.model.new_bool_var("") for r in range(self.regions)}
@@ -160,19 +164,22 @@ class HomesModel:
                 if other != region:
                     self.model.add(counts[region] >= counts[other]).only_enforce_if(here)
             local = sum(float(fixed.size[t]) for t in others if self.problem.home[t] == region)
-            self.cost.append(-whole(weight * local) * here)
+            self.cost.append(-self.whole(weight * local) * here)
             for table in free:
                 both = self.model.new_bool_var("")
                 self.model.add_implication(both, here)
                 self.model.add_implication(both, self.at[table][region])
-                self.cost.append(-whole(weight * float(fixed.size[table])) * both)
+                self.cost.append(-self.whole(weight * float(fixed.size[table])) * both)
         return Here(job, literal)
 
     def _add_key(self, key: int, members: list[tuple[int, Here]]) -> None:
-        """What demand costs in each region: the square with the sum of demand as it is now, and the overload."""
+        """What demand costs in each region: the square with the sum of demand as it is now, and the overload.
+
+        A job with a key has hours.
+        """
         fixed, state = self.problem.fixed, self.problem.state
         hours = {job: float(fixed.job_amount[job, layout.GPU_H]) for job, _ in members}
-        unit = max(sum(hours.values()) / self.grid, 1e-12)
+        unit = sum(hours.values()) / self.grid
         everywhere = max(float(state.demand[key].sum()), sum(hours.values()))
         weight = fixed.number[layout.GPU_WEIGHT] * fixed.importance[key]
         overload, mean = fixed.number[layout.OVERLOAD], float(fixed.mean[key])
@@ -192,7 +199,9 @@ class HomesModel:
         """Room for the homes, and what they cost."""
         fixed, state = self.problem.fixed, self.problem.state
         now = state.now[layout.STORED]
-        unit = max(float(fixed.size[self.tables].sum()) / self.grid, 1e-12)
+        unit = float(fixed.size[self.tables].sum()) / self.grid
+        if unit == 0.0:
+            return
         weight = fixed.number[layout.STORAGE_WEIGHT]
         for region in range(self.regions):
             kept = {t: self._kept(t, region) for t in self.at}
@@ -201,10 +210,11 @@ class HomesModel:
             )
             parts = [(float(fixed.size[t]), self.at[t][region]) for t in self.at if not kept[t]]
             stored = base + unit * np.arange(self.grid + len(parts) + 1)
-            values = weight * (stored / max(now, 1e-12) - float(fixed.capacity_share[region])) ** 2
+            values = weight * (stored / now - float(fixed.capacity_share[region])) ** 2
             room = max(float(fixed.capacity_allowed[region]) - base, 0.0)
-            # Sizes are rounded down here: the exact objective refuses what does not fit after all.
-            self.model.add(sum(int(s / unit) * literal for s, literal in parts) <= int(room / unit) + 1)
+            if sum(s for s, _ in parts) > room:
+                # Sizes are rounded down here: the exact objective refuses what does not fit after all.
+                self.model.add(sum(int(s / unit) * literal for s, literal in parts) <= int(room / unit) + 1)
             self.add_table([(round(s / unit), literal) for s, literal in parts], values)
 
     def _kept(self, table: int, region: int) -> bool:
@@ -213,7 +223,7 @@ class HomesModel:
 
     def add_table(self, parts: list[tuple[int, Any]], values: Any) -> None:
         """A cost by the sum of whole numbers."""
-        values = [whole(v - values[0]) for v in values]
+        values = [self.whole(v - values[0]) for v in values]
         top = min(len(values) - 1, sum(n for n, _ in parts))
         if top <= 0:
             return
@@ -222,6 +232,10 @@ class HomesModel:
         cost = self.model.new_int_var(min(values), max(values), "")
         self.model.add_element(level, values[: top + 1], cost)
         self.cost.append(cost)
+
+    def whole(self, cost: float) -> int:
+        """A cost as the model's whole number."""
+        return round(float(cost) / self.unit)
 
 
 def one_worker(seed: int, effort_s: float) -> cp_model.CpSolver:
@@ -233,8 +247,3 @@ def one_worker(seed: int, effort_s: float) -> cp_model.CpSolver:
     # Ctrl-C is for whoever called.
     solver.parameters.catch_sigint_signal = False
     return solver
-
-
-def whole(cost: float) -> int:
-    """A cost as the models' whole number."""
-    return round(float(cost) * _UNIT)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from domain.instance import HIGH_PRIORITY, Score, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
+from tetris.excess import scales
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, State, Work
 from tetris.kernels.moves import apply, settle
@@ -82,6 +83,11 @@ class Problem:
         return float(now[layout.READ]), float(gpu_term(self.fixed, self.state)), float(storage)
 
     @property
+    def magnitude(self) -> float:
+        """What the parts of the objective may come to, by their weights; the rounding of totals goes with it."""
+        return float(self.fixed.number[layout.MAGNITUDE])
+
+    @property
     def moved_bytes(self) -> float:
         """Bytes that the plan copies."""
         return float(self.state.now[layout.MOVED])
@@ -140,7 +146,7 @@ def _as_compiled(array: AnyArray) -> AnyArray:
 def _fixed(columns: Columns) -> Fixed:
     c = replace(columns, **{name: _as_compiled(getattr(columns, name)) for name in _GIVEN})
     levels = np.unique(c.priority) if len(c.priority) else np.zeros(0, np.int8)
-    regions, types, apps = len(c.regions), len(c.gpu_types), len(c.apps)
+    types = len(c.gpu_types)
     keys = types * len(levels)
     level = np.searchsorted(levels, c.priority)
     key = np.where(c.gpu_type == NONE, NONE, c.gpu_type * len(levels) + level)
@@ -160,13 +166,10 @@ def _fixed(columns: Columns) -> Fixed:
     mean = np.divide(totals[:, 0], with_any, out=np.zeros(keys), where=with_any > 0)
     by_level = np.array([c.weights.by_priority.get(int(p), 1.0) for p in levels])
     high = np.tile(levels <= HIGH_PRIORITY, types)
-    finite = np.where(np.isfinite(c.quota_h), c.quota_h, 0.0)
-    limited = np.isfinite(c.quota_h).sum(axis=1)
-    quota_scale = np.divide(finite.sum(axis=1), limited, out=np.zeros(apps), where=limited > 0)
     capacity = c.capacity_bytes
     capacity_share = capacity / capacity.sum() if capacity.sum() > 0 else np.zeros_like(capacity)
     table_start, table_job = _reversed(c)
-    held = float(all_bytes + c.size_bytes[np.repeat(np.arange(len(c.home)), np.diff(c.replica_start))].sum())
+    scale = scales(c)
     number = np.zeros(layout.N_NUMBERS)
     number[layout.READ_WEIGHT] = c.weights.read
     number[layout.GPU_WEIGHT] = c.weights.gpu
@@ -176,9 +179,15 @@ def _fixed(columns: Columns) -> Fixed:
     wanted = (c.priority <= HIGH_PRIORITY) & (c.gpu_type != NONE)
     number[layout.ALL_H] = c.gpu_h[wanted].sum()
     number[layout.MOVE_QUOTA] = c.move_quota_bytes
-    number[layout.ALL_BYTES] = all_bytes or 1.0
-    number[layout.STORED_SCALE] = held / regions or 1.0
+    number[layout.ALL_BYTES] = scale.moved_bytes
+    number[layout.STORED_SCALE] = scale.storage_bytes
     number[layout.CAPACITY2] = (capacity_share**2).sum()
+    importance = np.tile(by_level, types)
+    number[layout.MAGNITUDE] = (
+        c.weights.read * float((per_byte * job_bytes).sum())
+        + c.weights.gpu * (1.0 + c.weights.overload) * float(importance.sum())
+        + c.weights.storage
+    ) or 1.0
     return Fixed(
         size=c.size_bytes,
         start=c.home,
@@ -194,12 +203,12 @@ def _fixed(columns: Columns) -> Fixed:
         share=share,
         share2=(share**2).sum(axis=1),
         mean=mean,
-        importance=np.tile(by_level, types),
+        importance=importance,
         tiny=np.asarray(all_h * layout.ROUNDING, np.float64),
         at_home=(high[:, None] & (supply > 0)).astype(np.float64),
         quota=c.quota_h,
         quota_allowed=np.zeros_like(c.quota_h),
-        quota_scale=np.where(quota_scale > 0, quota_scale, 1.0),
+        quota_scale=scale.cpu_h,
         capacity=capacity,
         capacity_allowed=np.zeros_like(capacity),
         capacity_share=capacity_share,

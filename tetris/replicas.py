@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.instance import DOCUMENT_VERSION
-from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.columns import ML, NONE, Columns, Floats, Ints, Longs
 from tetris.problem import Problem
 
 Reason = Literal["disaster_recovery", "no_region", "hot"]
@@ -97,10 +97,14 @@ def candidate_regions(columns: Columns, held: Parts, needed: Floats | None = Non
     return out
 
 
-def without_region(columns: Columns, held: Parts, needed: Floats | None = None) -> npt.NDArray[np.bool_]:
-    """[J] ML jobs that find their tables and their hardware nowhere together. Others read what is missing from afar."""
-    found = candidate_regions(columns, held, needed).any(axis=1)
-    return np.asarray((columns.kind == ML) & ~found, np.bool_)
+def jobs_without_region(columns: Columns, held: Parts, needed: Floats | None = None) -> Longs:
+    """Jobs that no region can run, in order.
+
+    Spark and Presto jobs without GPUs are none of them: they run at the home of most of their tables, and read the
+    others from afar.
+    """
+    afar = (columns.kind != ML) & (columns.gpu_type == NONE)
+    return np.flatnonzero(~candidate_regions(columns, held, needed).any(axis=1) & ~afar)
 
 
 def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class _Step:
     def place_jobs(self) -> None:
         """Jobs that no region can run: what they lack goes to the region with the highest supply that has room."""
         c = self.c
-        lacking = np.flatnonzero(without_region(c, self.held, self.needed))
+        lacking = jobs_without_region(c, self.held, self.needed)
         for job in lacking[np.lexsort((lacking, -c.gpu_h[lacking], c.priority[lacking]))]:
             self._place(int(job))
 
@@ -209,7 +213,10 @@ class _Step:
             spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
 
     def spread_hot(self) -> None:
-        """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read."""
+        """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read.
+
+        Data of high priority first, then what most jobs read.
+        """
         c = self.c
         left = np.maximum(c.capacity_bytes - self.stored, 0.0) * self.policy.hot_part
         all_supply = c.supply_h.sum(axis=0)
@@ -219,7 +226,7 @@ class _Step:
             count = np.bincount(c.job_table[mine], minlength=len(self.home))
             hours = np.bincount(c.job_table[mine], weights=c.gpu_h[job[mine]], minlength=len(self.home))
             hot = np.flatnonzero(count >= self.policy.hot_jobs)
-            hot = hot[np.lexsort((hot, -hours[hot], -count[hot]))]
+            hot = hot[np.lexsort((hot, -hours[hot], -count[hot], self.level[hot]))]
             for region in np.flatnonzero(c.supply_h[kind] > 0):
                 budget = left[region] * c.supply_h[kind, region] / all_supply[region]
                 for table in hot:

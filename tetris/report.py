@@ -1,12 +1,19 @@
-"""What an operator looks at before anything moves: each region's storage and demand over supply, before and after."""
+"""What an operator looks at before anything moves: the terms, and each region's storage and demand over supply."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from domain.instance import HIGH_PRIORITY
+from domain.instance import HIGH_PRIORITY, Score, Violation
 from tetris.columns import NONE, Columns, Floats, Ints
 from tetris.problem import Problem
+
+_REGIONS_SHOWN = 40
+_MUCH = 1000.0
+"""Parts from here on are told by their magnitude."""
+_TERMS = ("read", "gpu", "storage", "total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +31,68 @@ class RegionReport:
     """The same of priority 1 and 2."""
 
 
-def report(columns: Columns, home: Ints) -> tuple[RegionReport, ...]:
-    """Each region under the plan [T], in the order of their names."""
-    problem = Problem(columns, home)
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A plan beside the start."""
+
+    before: Score
+    after: Score
+    regions_before: tuple[RegionReport, ...]
+    regions_after: tuple[RegionReport, ...]
+    tables: int
+    moved_tables: int
+    moved_bytes: float
+    """What is copied between regions for it."""
+
+    def document(self) -> dict[str, Any]:
+        """For JSON; `of` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "Summary":
+        """The summary of its document."""
+        scores = {name: _score(body[name]) for name in ("before", "after")}
+        regions = {
+            name: tuple(RegionReport(**r) for r in body[name]) for name in ("regions_before", "regions_after")
+        }  # fmt: skip
+        return cls(**{**body, **scores, **regions})
+
+
+def summarise(columns: Columns, home: Ints) -> Summary:
+    """The plan [T] beside the start."""
+    problem = Problem(columns)
+    before, regions = problem.score(), _regions(columns, problem)
+    problem.restart(home)
+    return Summary(
+        before=before,
+        after=problem.score(),
+        regions_before=regions,
+        regions_after=_regions(columns, problem),
+        tables=len(home),
+        moved_tables=int((home != columns.home).sum()),
+        moved_bytes=float(problem.moved_bytes),
+    )
+
+
+def lines(summary: Summary) -> list[str]:
+    """Tables of the terms and, where they are not too many, of the regions: bytes stored over the capacity, and by GPU
+    type the hours of high-priority and of all jobs over the supply, before and after.
+    """
+    rows = [["", "BEFORE", "AFTER"]]
+    rows += [[name, *(f"{getattr(s, name):.6g}" for s in (summary.before, summary.after))] for name in _TERMS]
+    out = _aligned(rows)
+    if len(summary.regions_after) <= _REGIONS_SHOWN:
+        out += ["", *_aligned(_region_rows(summary.regions_before, summary.regions_after)), ""]
+    moved = f"{summary.moved_tables:,} of {summary.tables:,} tables move, {summary.moved_bytes:,.0f} bytes are copied"
+    return [*out, moved]
+
+
+def cannot_hold(summary: Summary) -> list[str]:
+    """A line for each constraint that the plan breaks."""
+    return [f"cannot hold: {v.constraint} {v.where}, by {v.by:.6g}" for v in summary.after.violations]
+
+
+def _regions(columns: Columns, problem: Problem) -> tuple[RegionReport, ...]:
     region = problem.state.region
     flows = (region != NONE) & (columns.gpu_type != NONE)
     demand = _demand(columns, region, flows)
@@ -43,30 +109,33 @@ def report(columns: Columns, home: Ints) -> tuple[RegionReport, ...]:
     )
 
 
-def lines(before: tuple[RegionReport, ...], after: tuple[RegionReport, ...]) -> list[str]:
-    """A table: storage over capacity, and by GPU type high-priority and all demand over supply, before and after."""
+def _region_rows(before: Sequence[RegionReport], after: Sequence[RegionReport]) -> list[list[str]]:
     types = sorted({g for one in (*before, *after) for g in {**one.supply_h, **one.demand_h}})
-    rows = [["REGION", "STORAGE", *(cell for g in types for cell in (f"{g} HIGH", f"{g} ALL"))]]
+    rows = [["REGION", "stored/capacity", *(cell for g in types for cell in (f"{g} high/supply", f"{g} all/supply"))]]
     for one, two in zip(before, after, strict=True):
-        cells = [one.region, _change(one.stored_bytes, two.stored_bytes, one.capacity_bytes)]
+        cells = [one.region, _change(one.stored_bytes, two.stored_bytes, one.capacity_bytes, "bytes")]
         for g in types:
             supply = one.supply_h.get(g, 0.0)
-            cells.append(_change(one.high_demand_h.get(g, 0.0), two.high_demand_h.get(g, 0.0), supply))
-            cells.append(_change(one.demand_h.get(g, 0.0), two.demand_h.get(g, 0.0), supply))
+            cells.append(_change(one.high_demand_h.get(g, 0.0), two.high_demand_h.get(g, 0.0), supply, "h"))
+            cells.append(_change(one.demand_h.get(g, 0.0), two.demand_h.get(g, 0.0), supply, "h"))
         rows.append(cells)
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _change(before: float, after: float, whole: float) -> str:
-    """Parts of what is there; demand where there is no supply is told as such."""
+def _change(before: float, after: float, whole: float, unit: str) -> str:
+    """Parts of what is there; where nothing is there, what is asked of it in its unit."""
     if not whole:
-        return "-" if not before and not after else f"{_none(before)} > {_none(after)}"
-    return f"{before / whole:.2f} > {after / whole:.2f}"
+        return f"{before:.4g} -> {after:.4g} {unit} of none" if before or after else "-"
+    return f"{_part(before / whole)} -> {_part(after / whole)}"
 
 
-def _none(amount: float) -> str:
-    return "none there" if amount else "0"
+def _part(part: float) -> str:
+    return f"{part:.2f}" if part < _MUCH else f"{part:.0e}"
 
 
 def _demand(columns: Columns, region: Ints, flows: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> Floats:
@@ -77,3 +146,7 @@ def _demand(columns: Columns, region: Ints, flows: "np.ndarray[tuple[int], np.dt
 
 def _by_type(columns: Columns, hours: Floats) -> dict[str, float]:
     return {name: float(h) for name, h in zip(columns.gpu_types, hours, strict=True) if h > 0}
+
+
+def _score(body: Mapping[str, Any]) -> Score:
+    return Score(**{**body, "violations": tuple(Violation(**v) for v in body["violations"])})

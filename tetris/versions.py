@@ -20,7 +20,8 @@ def v1(
 ) -> Climbed:
     """The best plan for V1's objective; its total is that objective's.
 
-    No penalty for overload, a hard limit for storage and no balance of it, and all jobs count alike.
+    No penalty for overload, for storage the hard limit only and no balance of it, and all jobs count alike. The other
+    constraints are V2's: 5.6 names them no difference.
 
     Raises:
         ValueError: `time_s` is negative.

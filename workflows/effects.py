@@ -36,8 +36,16 @@ async def record(activity: Activity, argument: Any, result_type: type[T] | None 
     return result
 
 
-async def on_region(activity: Activity, argument: Any, region: str, *, start_to_close_s: float) -> int:
-    """A long effect near a region's bucket, with heartbeats; retried until it is done."""
+async def on_region(
+    activity: Activity,
+    argument: Any,
+    region: str,
+    *,
+    start_to_close_s: float,
+    tries: int = 0,
+    cancellation: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL,
+) -> int:
+    """A long effect near a region's bucket, with heartbeats; retried until it is done, or `tries` times."""
     done: int = await workflow.execute_activity(
         activity.value,
         argument,
@@ -45,7 +53,8 @@ async def on_region(activity: Activity, argument: Any, region: str, *, start_to_
         result_type=int,
         start_to_close_timeout=timedelta(seconds=start_to_close_s),
         heartbeat_timeout=timedelta(seconds=30),
-        retry_policy=_FOR_EVER,
+        retry_policy=replace(_FOR_EVER, maximum_attempts=tries),
+        cancellation_type=cancellation,
     )
     return done
 

@@ -11,6 +11,8 @@ with workflow.unsafe.imports_passed_through():
 
 ROUNDS = 500
 """After so many rounds the history is continued in a new one."""
+REMOVES_REPLICAS = "removes-replicas"
+"""Patch: rounds that expire what was kept long enough also delete replicas whose time is over."""
 _EXPIRE_EVERY = 30
 _TRIES = 3
 """What fails this often in a row is left for the next round: it must not keep the others from their turn."""
@@ -22,12 +24,14 @@ class HousekeepingWorkflow:
 
     @workflow.run
     async def run(self) -> None:
-        """Rounds of collect and reconcile; every so many rounds, expire. The collect activity says how long to rest."""
+        """Rounds of collect and reconcile; every so many, expire and remove. Collecting says how long to rest."""
         for round_ in range(ROUNDS):
             rest_s = await self._do(Activity.COLLECT)
             await self._do(Activity.RECONCILE)
             if round_ % _EXPIRE_EVERY == _EXPIRE_EVERY - 1:
                 await self._do(Activity.EXPIRE)
+                if workflow.patched(REMOVES_REPLICAS):
+                    await self._do(Activity.REMOVE_REPLICAS)
             await workflow.sleep(timedelta(seconds=rest_s or 10.0))
         workflow.continue_as_new()
 

@@ -11,9 +11,27 @@ _COPY_S = 24 * 3600.0
 
 @workflow.defn(name="ReplicaWorkflow")
 class ReplicaWorkflow:
-    """One for each (table, region) that is being copied."""
+    """One for each (table, region) that is being copied. Cancelled, it ends when nobody copies any more."""
+
+    def __init__(self) -> None:
+        self._asked = False
 
     @workflow.run
     async def run(self, request: ReplicateTable) -> int:
         """Copies, verifies and publishes the replica; its bytes."""
-        return await on_region(Activity.COPY_TABLE, request, request.target_region, start_to_close_s=_COPY_S)
+        while True:
+            self._asked = False
+            done_bytes = await on_region(
+                Activity.COPY_TABLE,
+                request,
+                request.target_region,
+                start_to_close_s=_COPY_S,
+                cancellation=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            )
+            if not self._asked:
+                return done_bytes
+
+    @workflow.signal
+    def asked(self) -> None:
+        """It is wanted again: what it came to lack after the last look is copied, too."""
+        self._asked = True

@@ -11,8 +11,8 @@ from api.problems import Kind, Problem
 from api.state import StateOf
 from domain.instance import instance_document
 from infra.db.gathering import gather
+from infra.db.nights import quota_left_bytes
 from infra.db.session import transaction
-from infra.db.usage import DEFAULT_WINDOW_DAYS
 from infra.errors import CatalogueError
 
 router = APIRouter(prefix="/v1/tetris", tags=["data"])
@@ -35,13 +35,15 @@ def get_instance(
     state: StateOf,
     _: Operator,
     window_days: Annotated[
-        float, Query(gt=0, le=_LONGEST_DAYS, description="How far back runs count that make up the jobs")
-    ] = DEFAULT_WINDOW_DAYS,
+        float | None,
+        Query(gt=0, le=_LONGEST_DAYS, description="How far back runs count that make up the jobs; null: the setting"),
+    ] = None,
 ) -> Response:
     """Regions, tables and recurring jobs at one moment, as an instance document; all hours are a day's."""
     try:
         with transaction(state.engine, isolation="REPEATABLE READ") as session:
-            instance = gather(session, window_days=window_days)
+            quota = quota_left_bytes(session, state.settings.tetris.nightly)
+            instance = gather(session, state.settings.tetris, window_days=window_days, move_quota_bytes=quota)
     except CatalogueError as error:
         raise Problem(Kind.CONFLICT, str(error)) from None
     return Response(json.dumps(instance_document(instance)), media_type="application/json")

@@ -17,10 +17,11 @@ from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
-from infra.db import events, outbox
-from infra.db.catalogue import missing_since, want_replica
+from infra.db import catalogue, events, outbox
 from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
+from infra.errors import CatalogueError
 
+_LONGEST_GRACE_S = 366 * 86400.0
 router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 
 
@@ -44,9 +45,10 @@ class ReplicaView(View):
     state: str = Field(description="copying, ready, or deleting: its objects go at `delete_at`")
     whole: bool = Field(description="Whether it is of the whole table, and not of some partitions only")
     partitions: int = Field(description="Partitions that are there")
-    missing_since: datetime | None = Field(
+    stale_since: datetime | None = Field(
         description="Of a stale one: when the first partition was appended that it lacks. It is complete as of before"
     )
+    topping_up: bool = Field(description="Whether what a stale one lacks is being copied")
     delete_at: datetime | None
     source_region: str | None
     done_bytes: int
@@ -167,7 +169,7 @@ def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
 
 @router.post("/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409))
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
-    """Starts a copy of the whole table. Where there is one, or one is on its way, it stays as it is.
+    """Starts a copy of the whole table, or of what a stale one lacks. One that is complete, or on its way, stays.
 
     One that is being deleted is kept while its objects are there.
     """
@@ -176,16 +178,43 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
         if session.get(Region, body.region) is None:
             raise invalid("region", "there is no such region", body.region)
         before = session.get(Replica, (name, body.region))
-        state_before = None if before is None or not before.whole else before.state
-        replica = want_replica(session, name, body.region, by=caller.id)
+        state_before = None if before is None or not before.whole else (before.state, before.topping_up)
+        replica = catalogue.want_replica(session, name, body.region, fresh=True, by=caller.id)
         if replica is None or replica.state == "deleting":
             raise Problem(
                 Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"
             )
-        if replica.state != state_before:
+        if (replica.state, replica.topping_up) != state_before:
             target = f"{name}/{body.region}"
             write_audit(session, caller, "replica.create", target, source_region=replica.source_region)
         return next(r for r in _view(session, find_table(session, name)).replicas if r.region == body.region)
+
+
+@router.delete("/{name}/replicas/{region}", status_code=202, summary="Drop a replica", responses=refusals(404, 409))
+def drop_replica(
+    name: str,
+    region: str,
+    state: StateOf,
+    caller: Operator,
+    grace_s: Annotated[
+        float | None, Query(ge=0, le=_LONGEST_GRACE_S, description="By default what the installation is set to")
+    ] = None,
+) -> ReplicaView:
+    """Nobody new reads the replica from now on; its objects go when the grace is over and no attempt reads them.
+
+    Until then, whoever wants the table in the region takes it back. The table's home cannot be dropped.
+    """
+    grace_s = state.settings.copies.drop_grace_s if grace_s is None else grace_s
+    with state.transaction() as session:
+        find_table(session, name, lock=True)
+        try:
+            row = catalogue.drop_replica(session, name, region, grace_s=grace_s, by=caller.id)
+        except CatalogueError as error:
+            raise Problem(Kind.CONFLICT, str(error)) from None
+        if row is None:
+            raise not_found("replica", f"{name}/{region}")
+        write_audit(session, caller, "replica.drop", f"{name}/{region}", grace_s=grace_s)
+        return next(r for r in _view(session, find_table(session, name)).replicas if r.region == region)
 
 
 def find_table(session: Session, name: str, *, lock: bool = False) -> Table:
@@ -209,11 +238,11 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
     replicas: dict[str, list[Replica]] = defaultdict(list)
     for replica in session.scalars(select(Replica).where(Replica.data_table.in_(names)).order_by(Replica.region)):
         replicas[replica.data_table].append(replica)
-    held, missing = _held(session, names), missing_since(session, names)
+    held = _held(session, names)
     return [
         TableView(
             name=row.name, namespace=row.namespace, size_bytes=row.size_bytes, home_region=row.home_region,
-            created_at=row.created_at, replicas=[_replica(row, r, held, missing) for r in replicas[row.name]],
+            created_at=row.created_at, replicas=[_replica(row, r, held) for r in replicas[row.name]],
         )
         for row in rows
     ]  # fmt: skip
@@ -226,16 +255,10 @@ def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], int]
     return {(t, r): count for t, r, count in session.execute(select(*key, func.count()).where(*there).group_by(*key))}
 
 
-def _replica(
-    table: Table,
-    row: Replica,
-    held: Mapping[tuple[str, str], int],
-    missing: Mapping[tuple[str, str], datetime],
-) -> ReplicaView:
-    key = row.data_table, row.region
+def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], int]) -> ReplicaView:
     return ReplicaView(
-        region=row.region, state=row.state, whole=row.whole, partitions=held.get(key, 0),
-        missing_since=missing.get(key), delete_at=row.delete_at, source_region=row.source_region,
-        done_bytes=row.done_bytes, total_bytes=table.size_bytes, requested_by=row.requested_by,
-        created_at=row.created_at, ready_at=row.ready_at,
+        region=row.region, state=row.state, whole=row.whole, partitions=held.get((row.data_table, row.region), 0),
+        stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at,
+        source_region=row.source_region, done_bytes=row.done_bytes, total_bytes=table.size_bytes,
+        requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
     )  # fmt: skip

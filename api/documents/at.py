@@ -12,6 +12,8 @@ from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
 _LONGEST_TYPO = 100
+_UNTIL = "-complete-until"
+"""Of the variable that says of another table since when it is stale."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -155,12 +157,13 @@ class At:
                 item.wrong(f"must be a table's name: {TABLE_RULE}")
                 continue
             variable = name.replace(".", "--")
-            if variable not in found:
+            other = found.get(variable.removesuffix(_UNTIL)) or found.get(variable + _UNTIL) or found.get(variable)
+            if other is None:
                 found[variable] = item, name
-            elif name == found[variable][1]:
+            elif name == other[1]:
                 item.wrong("is given twice")
             else:
-                item.wrong(f"a task could not tell it from {found[variable][1]}: both have the same variable")
+                item.wrong(f"a task could not tell it from {other[1]}: both have the same variable")
         return list(found.values())
 
     def integer(self, low: int, high: int) -> int | None:

@@ -20,8 +20,9 @@ from domain.live import (
     LiveWorkload,
 )
 from domain.phases import Phase
+from domain.priority import HIGHEST_LEVEL
 from domain.spec import WorkloadSpec
-from infra.db.catalogue import ready_replicas
+from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
 
@@ -92,11 +93,13 @@ def _workloads(session: Session) -> tuple[LiveWorkload, ...]:
     regions = tuple(session.scalars(select(Region.name).order_by(Region.name)))
     specs = {row.id: WorkloadSpec.model_validate(row.spec) for row in live}
     replicas = ready_replicas(session, {table for spec in specs.values() for table in spec.tables})
-    return tuple(
-        _workload(
-            row, specs[row.id], _regions(specs[row.id], regions, replicas), ran_s[row.id], current.get(row.id), holdings
-        )
+    levels = dict(session.execute(select(Tenant.name, Tenant.level)).all())
+    may_be_in = {
+        row.id: _regions(specs[row.id], max(levels[row.tenant], row.level or HIGHEST_LEVEL), regions, replicas)
         for row in live
+    }
+    return tuple(
+        _workload(row, specs[row.id], may_be_in[row.id], ran_s[row.id], current.get(row.id), holdings) for row in live
     )
 
 
@@ -117,12 +120,10 @@ def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, lis
     return out
 
 
-def _regions(
-    spec: WorkloadSpec, regions: Iterable[str], replicas: Mapping[str, frozenset[str]]
-) -> tuple[str, ...] | None:
+def _regions(spec: WorkloadSpec, level: int, regions: Iterable[str], replicas: Replicas) -> tuple[str, ...] | None:
     if not spec.tables and spec.regions_allowed is None and not spec.regions_excluded:
         return None
-    return tuple(r for r in regions if spec.allows_region(r) and all(r in replicas[t] for t in spec.tables))
+    return tuple(r for r in regions if spec.allows_region(r) and can_read(replicas, spec.tables, r, level=level))
 
 
 def _workload(

@@ -89,7 +89,8 @@ def attempts(session: Session, row: Workload) -> list[AttemptView]:
             outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
             checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
             checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence, load=a.load,
-            notice=a.notice, lost_s=a.lost_s, gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
+            notice=a.notice, lost_s=a.lost_s, stale_tables=a.stale_tables or {}, gpus=a.gpu_types,
+            cpus=a.cpus_milli / 1000,
         )
         for a in found
     ]  # fmt: skip

@@ -144,6 +144,9 @@ class AttemptView(View):
     load: LoadView | None
     notice: NoticeView | None
     lost_s: float | None = Field(description="Seconds of work that it lost, by estimate; null until it is over")
+    stale_tables: dict[str, datetime] = Field(
+        description="Tables that are stale where it runs, each with the time before which it is complete there"
+    )
     gpus: dict[str, int]
     cpus: float
 

@@ -3,86 +3,157 @@
 What must always hold of it the database keeps by itself (`migrations/0005_catalogue.sql`).
 """
 
-from collections.abc import Collection
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TypeAlias
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
 from infra.db.models import Partition, Replica, ReplicaPartition, Table, Workload
+from infra.errors import CatalogueError
+
+Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
+"""Table to the regions that have a replica of all of it, each with since when that is stale (None: it is complete)."""
 
 
-def ready_replicas(session: Session, tables: Collection[str]) -> dict[str, frozenset[str]]:
-    """For each of `tables`, the regions that have a replica of the whole table, the home among them."""
-    out: dict[str, set[str]] = {table: set() for table in tables}
+def ready_replicas(session: Session, tables: Collection[str]) -> Replicas:
+    """For each of `tables`, where it can be read whole, the home among them."""
+    out: dict[str, dict[str, datetime | None]] = {table: {} for table in tables}
     if out:
         usable = Replica.data_table.in_(sorted(out)), Replica.state == "ready", Replica.whole
-        for table, region in session.execute(select(Replica.data_table, Replica.region).where(*usable)):
-            out[table].add(region)
-    return {table: frozenset(regions) for table, regions in out.items()}
+        found = select(Replica.data_table, Replica.region, Replica.stale_since).where(*usable)
+        for table, region, stale_since in session.execute(found):
+            out[table][region] = stale_since
+    return out
 
 
-def missing_since(session: Session, tables: Collection[str]) -> dict[tuple[str, str], datetime]:
-    """For each (table, region) of a whole replica that is stale, when the first partition was appended that it lacks.
+def can_read(replicas: Replicas, tables: Iterable[str], region: str, *, level: int) -> bool:
+    """Whether a workload of this level finds its tables in a region: of high priority, complete ones (MAST 3.5)."""
+    return all(
+        region in replicas[table] and (level > HIGH_PRIORITY or replicas[table][region] is None) for table in tables
+    )
 
-    It is complete as of any time before. A replica that is not here lacks nothing, as none at home does.
+
+def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
+    """Partitions that a replica is to have and has not, in the order of their appending.
+
+    Of a replica of the whole table those are any; else those whose rows in `replica_partition` are not ready.
     """
-    has = exists().where(
-        ReplicaPartition.data_table == Replica.data_table,
-        ReplicaPartition.partition == Partition.name,
-        ReplicaPartition.region == Replica.region,
-        ReplicaPartition.ready_at.is_not(None),
-    )
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
     statement = (
-        select(Replica.data_table, Replica.region, func.min(Partition.created_at))
-        .join(Partition, Partition.data_table == Replica.data_table)
-        .where(Replica.data_table.in_(sorted(tables)), Replica.whole, Replica.state != "copying", ~has)
-        .group_by(Replica.data_table, Replica.region)
+        select(Partition)
+        .join(Replica, Replica.data_table == Partition.data_table)
+        .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
+        .where(Replica.data_table == table, Replica.region == region, ReplicaPartition.ready_at.is_(None))
+        .where(or_(Replica.whole, ReplicaPartition.partition.is_not(None)))
+        .order_by(Partition.created_at, Partition.name)
+        .limit(limit)
     )
-    return {(table, region): since for table, region, since in session.execute(statement)}
+    return list(session.scalars(statement))
+
+
+def held_bytes(session: Session, table: str, region: str) -> int:
+    """Bytes of the partitions that a replica has."""
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
+    statement = (
+        select(func.coalesce(func.sum(Partition.size_bytes), 0))
+        .join(ReplicaPartition, and_(*held))
+        .where(Partition.data_table == table, ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None))
+    )
+    return int(session.execute(statement).scalar_one())
 
 
 def want_replica(
-    session: Session, table: str, region: str, *, workload: Workload | None = None, **detail: object
+    session: Session,
+    table: str,
+    region: str,
+    *,
+    fresh: bool = False,
+    workload: Workload | None = None,
+    night: str | None = None,
+    **detail: object,
 ) -> Replica | None:
     """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
 
-    One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over stays
-    as it is. `detail` goes into the event of a copy. None: there is no such table.
+    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. A `night` copies
+    by itself. A workload that wants what a night copies does not wait for the night: it is copied on demand from then
+    on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over
+    stays as it is. `detail` goes into the event of a copy. None: there is no such table.
     """
     row = session.get(Replica, (table, region))
-    if row is not None and row.state != "deleting" and row.whole:
+    if row is not None and _is_enough(row, fresh):
+        if row.state == "copying" and row.made_by == "night" and workload is not None and row.requested_by is None:
+            row.requested_by = workload.id
+            outbox.replicate(session, table, row.source_region or "", region)
         return row
     known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
     if known is None:
         return None
-    row = session.get(Replica, (table, region), with_for_update=True)
+    row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
     if row is not None and row.state == "deleting":
         now = session.execute(select(func.clock_timestamp())).scalar_one()
         if row.delete_at is None or row.delete_at <= now:
             return row
-        row.state, row.delete_at = "ready", None
-        session.flush()
-        events.record(session, "replica.kept", region=region, detail={"table": table, **detail})
-        outbox.wake_scheduler(session)
-    if row is not None and row.whole:
+        row.delete_at = None
+        if row.ready_at is not None:
+            # What ended its top-up was that it should go.
+            row.state, row.topping_up = "ready", False
+            session.flush()
+            events.record(session, "replica.kept", region=region, detail={"table": table, **detail})
+            outbox.wake_scheduler(session)
+    if row is not None and (_is_enough(row, fresh) or (night is not None and row.stale_since is not None)):
         return row
     if row is None:
         row = Replica(data_table=table, region=region)
         session.add(row)
-    row.whole, row.state, row.done_bytes = True, "copying", 0
+    wanted_by = None if workload is None else workload.id
+    if row.stale_since is None:
+        row.whole, row.state, row.ready_at = True, "copying", None
+        row.requested_by = wanted_by
+        row.made_by = "night" if night is not None else "operator" if workload is None else "workload"
+    else:
+        row.topping_up, row.topped_up_for = True, wanted_by
     row.source_region = known.home_region
-    row.requested_by = None if workload is None else workload.id
     session.flush()
     session.refresh(row)
-    outbox.replicate(session, table, known.home_region, region)
+    if night is None:
+        outbox.replicate(session, table, known.home_region, region)
     events.record(
         session,
-        "replica.copying",
+        "replica.copying" if row.state == "copying" else "replica.topping_up",
         tenant=None if workload is None else workload.tenant,
         workload=None if workload is None else workload.id,
         region=region,
         detail={"table": table, "source": known.home_region, **detail},
     )
     return row
+
+
+def drop_replica(session: Session, table: str, region: str, *, grace_s: float, **detail: object) -> Replica | None:
+    """Nobody new reads a region's replica from now on, and its objects go when the grace is over; until then it can be
+    taken back. One whose time is over stays as it is. `detail` goes into the event. None: there is no such replica.
+
+    Raises:
+        CatalogueError: the region is the table's home.
+    """
+    known = session.get(Table, table, with_for_update=True)
+    row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
+    if known is None or row is None:
+        return None
+    if known.home_region == region:
+        raise CatalogueError(f"region {region} is the home of table {table}, whose replica stays while it is")
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    if row.delete_at is None or row.delete_at > now:
+        row.state, row.delete_at = "deleting", now + timedelta(seconds=grace_s)
+        said = {"table": table, "delete_at": row.delete_at.isoformat(), **detail}
+        events.record(session, "replica.deleting", region=region, detail=said)
+    return row
+
+
+def _is_enough(row: Replica, fresh: bool) -> bool:
+    """Whether nothing needs to be started for those who want the whole table there."""
+    comes = row.state == "copying" or row.stale_since is None or row.topping_up
+    return row.whole and row.state != "deleting" and (comes or not fresh)

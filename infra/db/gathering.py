@@ -6,29 +6,46 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from domain.instance import Instance, Region, Table
+from domain.instance import Instance, Region, Table, Weights
+from infra.config import TetrisSettings
 from infra.db import models
-from infra.db.usage import DEFAULT_WINDOW_DAYS, recurring_jobs
+from infra.db.usage import recurring_jobs
 from infra.errors import CatalogueError
 
 _HOURS_A_DAY = 24
 _FETCHED = 5000
+_DEFAULT = TetrisSettings()
 
 
-def gather(session: Session, *, now: datetime | None = None, window_days: float = DEFAULT_WINDOW_DAYS) -> Instance:
+def gather(
+    session: Session,
+    tetris: TetrisSettings = _DEFAULT,
+    *,
+    now: datetime | None = None,
+    window_days: float | None = None,
+    move_quota_bytes: float | None = None,
+) -> Instance:
     """The instance as of the session's transaction, which should be a snapshot (`REPEATABLE READ`).
 
     All hours are a day's. Supply is of the machines that are not lost, cordoned ones included: they come back. A
     table's replicas are those of all of it that are ready, stale ones included. The window of usage ends `now`, by
-    default the time of the transaction.
+    default the time of the transaction, and is as long as the settings say, or `window_days`.
 
     Raises:
         CatalogueError: there is no region, or one whose storage nobody has said.
         ValueError: `window_days` is not above 0.
     """
     until = now or session.execute(select(func.transaction_timestamp())).scalar_one()
+    weights = tetris.weights
     return Instance(
-        regions=_regions(session), tables=_tables(session), jobs=recurring_jobs(session, until, window_days)
+        regions=_regions(session),
+        tables=_tables(session),
+        jobs=recurring_jobs(session, until, tetris.window_days if window_days is None else window_days),
+        weights=Weights(
+            weights.read, weights.gpu, weights.storage, weights.overload, dict(sorted(weights.by_priority.items()))
+        ),
+        home_threshold=tetris.home_threshold,
+        move_quota_bytes=move_quota_bytes,
     )
 
 

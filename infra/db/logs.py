@@ -13,9 +13,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 from infra.db.base import NOW, Base, Json
 from infra.db.models import Workload
 
-SCHEMA = Base.metadata
-"""All tables: the facts and these."""
-
 
 class Audit(Base):
     """Who changed what."""
@@ -89,7 +86,7 @@ class Outbox(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str]
     """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table),
-    `unconfirmed` (a signal to a machine's workflow)."""
+    `unconfirmed` (a signal to a machine's workflow), `night` (the workflow of a night)."""
     workload: Mapped[str | None]
     body: Mapped[Json]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -226,6 +226,8 @@ class Attempt(Base):
     """The last word of a platform that a task acted upon, with its `decision`."""
     lost_s: Mapped[float | None]
     """Once it is over: seconds of work that it lost (`domain.lost_work`)."""
+    stale_tables: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """Tables whose replica was stale when its start was prepared, each with the time before which it is complete."""
     gpu_types: Mapped[Json]
     """GPU type to slots that it holds."""
     cpus_milli: Mapped[int]
@@ -330,7 +332,7 @@ class Replica(Base):
     """A table's copy in a region: whole, or of some of its partitions. The home's is one, too.
 
     One that becomes ready has every partition of that moment; of what is appended later it lacks what
-    `ReplicaPartition` does not have (`infra.db.catalogue.missing_since`).
+    `ReplicaPartition` does not have. Triggers keep `stale_since` and `ready_at`.
     """
 
     __tablename__ = "replica"
@@ -345,11 +347,24 @@ class Replica(Base):
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
     """The workload for which it is made on demand."""
+    made_by: Mapped[str] = mapped_column(server_default=text("'operator'"))
+    """Who had it made: `operator`, `workload` or `night`. Nights drop what they or workloads had made."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
+    """When it was complete for the first time; None: it has never been."""
+    stale_since: Mapped[datetime | None]
+    """When the first partition was appended that it lacks: as of before, it is complete. None: it lacks none, is of
+    parts, or has never been complete."""
+    topping_up: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether what it lacks is being copied on demand."""
+    topped_up_for: Mapped[str | None]
+    """The workload for which that was, or is, the last time."""
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),
+        CheckConstraint("made_by in ('operator', 'workload', 'night')", name="replica_made_by"),
+        CheckConstraint("stale_since is null or whole and state <> 'copying'", name="replica_stale"),
+        CheckConstraint("not topping_up or stale_since is not null", name="replica_topping_up"),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from domain.protocol import MailKind
+from domain.protocol import ON_DEMAND, MailKind
 from infra.db import events
 from infra.db.logs import Outbox
 
@@ -49,6 +49,12 @@ def wake_scheduler(session: Session) -> None:
     _put(session, "wake", None, {})
 
 
-def replicate(session: Session, table: str, source_region: str, target_region: str) -> None:
-    """Starts the copy of a table to a region."""
-    _put(session, "replicate", None, {"table": table, "source": source_region, "target": target_region})
+def replicate(session: Session, table: str, source_region: str, target_region: str, share: str = ON_DEMAND) -> None:
+    """Starts the copy of what a region's replica of a table lacks, if it does not run; `share` is of the bandwidth."""
+    body = {"table": table, "source": source_region, "target": target_region, "share": share}
+    _put(session, "replicate", None, body)
+
+
+def night(session: Session, night_: str) -> None:
+    """Starts the workflow of a night, or has the one that runs look whether moves are paused."""
+    _put(session, "night", None, {"night": night_})

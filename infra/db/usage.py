@@ -17,7 +17,6 @@ from infra.db.models import Attempt, Tenant, Workload
 OWN_SOURCE = "mizzen"
 OWN_APP = "training"
 """The app of workloads in a region's quotas of CPU hours."""
-DEFAULT_WINDOW_DAYS = 30.0
 _FETCHED = 5000
 
 
@@ -54,7 +53,7 @@ def record_attempt(session: Session, row: Workload, attempt: Attempt) -> None:
     record_runs(session, [run])
 
 
-def recurring_jobs(session: Session, now: datetime, window_days: float = DEFAULT_WINDOW_DAYS) -> tuple[Job, ...]:
+def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[Job, ...]:
     """The jobs that ran in the window before `now`, by source and name, as `source/job`.
 
     A job has the tables that any of its runs read and the catalogue has, the GPU type that took most of its hours, and

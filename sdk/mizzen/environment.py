@@ -20,6 +20,7 @@
 | `MIZZEN_REPORT` | file in which the task reports progress and checkpoints (`mizzen.report`) |
 | `MIZZEN_PYTHON` | an interpreter that has mizzen installed: the agent's own |
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
+| `MIZZEN_TABLE_<NAME>_COMPLETE_UNTIL` | of a table that is stale there: it is complete as of before (RFC 3339, UTC) |
 | `MIZZEN_JOB_<NAME>_ADDR` | `host:port` of a job's rendezvous, for every job of the workload |
 | `CUDA_VISIBLE_DEVICES` | the task's own GPU slots, and no others |
 | `RANK`, `WORLD_SIZE` | index of the task in its job, and number of tasks of the job |
@@ -33,11 +34,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 _JOB_ADDRESS = re.compile(r"MIZZEN_JOB_(.+)_ADDR")
 _TABLE = "MIZZEN_TABLE_"
+_UNTIL = "_COMPLETE_UNTIL"
 
 
 def variable_name(name: str) -> str:
@@ -95,6 +98,8 @@ class TaskEnvironment:
     master_port: int | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
     """URI of each table's folder, by the name that its variable has (`variable_name`)."""
+    tables_complete_until: Mapping[str, datetime] = field(default_factory=dict)
+    """Those that are stale where the task runs, each with the time before which it is complete."""
     job_addresses: Mapping[str, str] = field(default_factory=dict)
     """`host:port` of each job's rendezvous, by the name that its variable has."""
 
@@ -103,9 +108,10 @@ class TaskEnvironment:
         """The environment's variables, checked; an empty one counts as absent. `environ` defaults to `os.environ`.
 
         Raises:
-            ValueError: a variable is not a number where it must be, or too small; the message names it.
+            ValueError: a variable is not a number or time where it must be, or too small; the message names it.
         """
         given = {name: text for name, text in (os.environ if environ is None else environ).items() if text}
+        until = {name + _UNTIL for name in given if name.startswith(_TABLE)} & given.keys()
         return cls(
             workload=given.get("MIZZEN_WORKLOAD"),
             workload_name=given.get("MIZZEN_WORKLOAD_NAME"),
@@ -134,7 +140,10 @@ class TaskEnvironment:
             node_rank=_whole(given, "NODE_RANK") or 0,
             master_addr=given.get("MASTER_ADDR"),
             master_port=_whole(given, "MASTER_PORT", least=1),
-            tables={name.removeprefix(_TABLE): uri for name, uri in given.items() if name.startswith(_TABLE)},
+            tables={n.removeprefix(_TABLE): u for n, u in given.items() if n.startswith(_TABLE) and n not in until},
+            tables_complete_until={
+                name.removeprefix(_TABLE).removesuffix(_UNTIL): _instant(given, name) for name in until
+            },
             job_addresses={m[1]: text for name, text in given.items() if (m := _JOB_ADDRESS.fullmatch(name))},
         )
 
@@ -161,6 +170,16 @@ def _whole(given: Mapping[str, str], name: str, least: int = 0) -> int | None:
     if number < least:
         raise ValueError(f"{name}={given[name]!r}: must be at least {least}")
     return number
+
+
+def _instant(given: Mapping[str, str], name: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(given[name])
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ValueError(f"{name}={given[name]!r}: must be a time with its zone, such as 2026-11-22T03:00:00Z")
+    return at
 
 
 def _seconds(given: Mapping[str, str], name: str) -> float | None:

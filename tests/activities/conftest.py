@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from temporalio.client import Client
 
 from infra.config import TemporalSettings
-from infra.db.logs import SCHEMA
+from infra.db.schema import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary

@@ -61,7 +61,7 @@ async def told(client: Client, workflow_id: str) -> Told | None:
             signal = event.workflow_execution_signaled_event_attributes
             if signal.signal_name == "wake":
                 out.wakes += 1
-            else:
+            elif signal.signal_name == "mail":
                 out.mails.append(json.loads(signal.input.payloads[0].data))
     return out
 

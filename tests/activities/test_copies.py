@@ -1,4 +1,4 @@
-"""Bytes between regions: checkpoints whole and fenced, tables verified, and both taken up again where they stopped."""
+"""Bytes between regions: checkpoints whole and fenced, taken up again where they stopped, and signs of life."""
 
 import os
 import signal
@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities import copies
+from activities import copies, partitions
 from activities.copies import CopyActivities
-from activities.links import ON_DEMAND
-from domain.protocol import CheckpointCopy, ReplicateTable
+from domain.protocol import NIGHTLY, ON_DEMAND, CheckpointCopy, ReplicateTable
 from infra.config import CopySettings
-from infra.db.models import Replica, Table
+from infra.db.models import Replica
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
 from mizzen.objects.bandwidth import Bandwidth
@@ -183,87 +181,36 @@ def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPa
 
     environment = ActivityEnvironment()
     environment.on_heartbeat = beat
-    copy_prefix = copies.copy_prefix
+    copy_objects = partitions.copy_objects
 
     def slowly(*args: Any, **options: Any) -> int:
         for _ in range(5):
             assert heard.acquire(timeout=20)
-        return copy_prefix(*args, **options)
+        return copy_objects(*args, **options)
 
-    monkeypatch.setattr(copies, "copy_prefix", slowly)
+    monkeypatch.setattr(partitions, "copy_objects", slowly)
     activities = CopyActivities(fleet.engine, fleet.settings)
     assert environment.run(activities.copy_table, ReplicateTable("words", "east", "west")) == 10
     assert beats[:5] == [()] * 5 and (10, 10) in beats
 
 
-def test_a_table_is_copied_and_published_once(fleet: World) -> None:
-    """A replica is ready when all its bytes are there: one event, one scan asked for; copied again it stays so."""
-    source = fleet.bucket("east")
-    for n in range(3):
-        source.put(f"tables/words/part-{n}", bytes(100))
-    source.put("tables/words-2/part-0", b"another table")
-    fleet.table("words", 300, "east")
-    with fleet.session() as session:
-        session.add(
-            Replica(data_table="words", region="west", state="copying", source_region="east", requested_by="wl-9")
-        )
-    environment, activities = ActivityEnvironment(), CopyActivities(fleet.engine, fleet.settings)
-    for _ in range(2):
-        assert environment.run(activities.copy_table, ReplicateTable("words", "east", "west")) == 300
-    (event,) = fleet.events(kind="replica.ready")
-    assert event["detail"] == {"table": "words", "source": "east", "bytes": 300, "requested_by": "wl-9"}
-    assert fleet.put_out("wake") == 1
-    with fleet.session() as session:
-        row = session.get_one(Replica, ("words", "west"))
-        assert (row.state, row.done_bytes) == ("ready", 300) and row.ready_at is not None
-    assert set(_objects(fleet.bucket("west"))) == {f"tables/words/part-{n}" for n in range(3)}
-
-
-def test_copies_draw_on_the_share_of_what_is_on_demand(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and checkpoints draw all their bytes on one budget of the link; what is there already costs nothing."""
+def test_copies_draw_on_their_shares_of_the_link(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and checkpoints draw all their bytes on one budget of the link, planned moves on their own share of it."""
     drawn: list[tuple[str, int]] = []
     monkeypatch.setattr(Bandwidth, "draw", lambda _, share, size_bytes: drawn.append((share, size_bytes)))
     source = fleet.bucket("east")
     committed = _checkpoints(source)
-    source.put("tables/words/part-0", bytes(300))
-    fleet.table("words", 300, "east")
-    with fleet.session() as session:
-        session.add(Replica(data_table="words", region="west", state="copying", source_region="east"))
+    for name, size_bytes in (("words", 300), ("images", 500)):
+        source.put(f"tables/{name}/part-0", bytes(size_bytes))
+        fleet.table(name, size_bytes, "east")
+        with fleet.session() as session:
+            session.add(Replica(data_table=name, region="west", state="copying", source_region="east"))
     settings = fleet.settings.model_copy(update={"copies": CopySettings(link_bytes_per_s=1e6)})
     environment, activities = ActivityEnvironment(), CopyActivities(fleet.engine, settings)
     for _ in range(2):
         environment.run(activities.copy_table, ReplicateTable("words", "east", "west"))
+        environment.run(activities.copy_table, ReplicateTable("images", "east", "west", NIGHTLY))
         environment.run(activities.copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "west"))
-    assert {share for share, _ in drawn} == {ON_DEMAND}
-    assert sum(size for _, size in drawn) == 300 + sum(manifest.size_bytes for manifest in committed)
-
-
-def test_a_table_of_another_size_is_not_published(fleet: World) -> None:
-    """A source that has lost or gained bytes makes no replica, however often it is tried."""
-    fleet.bucket("east").put("tables/words/part-0", bytes(100))
-    fleet.table("words", 300, "east")
-    with fleet.session() as session:
-        session.add(Replica(data_table="words", region="west", state="copying", source_region="east"))
-    activities = CopyActivities(fleet.engine, fleet.settings)
-    with pytest.raises(ApplicationError, match="table words: 100 bytes copied, it has 300") as caught:
-        ActivityEnvironment().run(activities.copy_table, ReplicateTable("words", "east", "west"))
-    assert not caught.value.non_retryable
-    with fleet.session() as session:
-        row = session.get_one(Replica, ("words", "west"))
-        assert (row.state, row.done_bytes) == ("copying", 100)
-    assert fleet.events(kind="replica.ready") == [] and fleet.put_out("wake") == 0
-
-
-def test_a_table_or_region_that_is_gone(fleet: World) -> None:
-    """Copies of what was deleted, or to where nothing is, end for good."""
-    fleet.table("words", 300, "east")
-    with fleet.session() as session:
-        session.delete(session.get_one(Table, "words"))
-    activities = CopyActivities(fleet.engine, fleet.settings)
-    for request, what in (
-        (ReplicateTable("words", "east", "west"), "table words is gone"),
-        (ReplicateTable("words", "east", "moon"), "no region moon"),
-    ):
-        with pytest.raises(ApplicationError, match=what) as caught:
-            ActivityEnvironment().run(activities.copy_table, request)
-        assert caught.value.non_retryable
+    checkpoint_bytes = sum(manifest.size_bytes for manifest in committed)
+    assert sum(size for share, size in drawn if share == ON_DEMAND) == 300 + checkpoint_bytes
+    assert [size for share, size in drawn if share == NIGHTLY] == [500]

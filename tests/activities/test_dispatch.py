@@ -180,7 +180,7 @@ async def test_a_copy_is_started_once(town: World, dispatcher: Dispatcher, clien
         await dispatcher._deliver_batch()
     found = await told(client, ids.replica_workflow_id(table, "west"))
     assert found is not None
-    assert found.state == {"table": table, "source_region": "east", "target_region": "west"}
+    assert found.state == {"table": table, "source_region": "east", "target_region": "west", "share": "on demand"}
     assert _due(town) == []
 
 

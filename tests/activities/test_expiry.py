@@ -13,8 +13,9 @@ from temporalio.testing import ActivityEnvironment
 from activities.house import HouseActivities
 from domain import ids
 from domain.phases import Phase
-from infra.db.logs import SCHEMA, Audit, Event, Outbox
+from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Allocation, Idempotency, Region, Workload
+from infra.db.schema import SCHEMA
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -158,7 +159,7 @@ def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) 
     """Parts that came long ago are removed, young ones stay; a bucket that cannot be reached keeps nobody waiting."""
     staging = Path(town.bucket("r").uri(".staging").removeprefix("file://"))
     staging.mkdir(parents=True)
-    for name, age_s in (("old.upload", 3 * 86400), ("young.upload", 86400)):
+    for name, age_s in (("old.upload", 13 * 3600), ("young.upload", 11 * 3600)):
         (staging / name).write_bytes(b"parts")
         at_s = time.time() - age_s
         os.utime(staging / name, (at_s, at_s))

@@ -64,7 +64,7 @@ def _requests() -> Iterator[Asked]:
         for rank in (1, 4, 8):
             ask = Ask(tuple(j.request() for j in jobs))
             entry = Entry("~probe", rank, None, None)
-            yield Asked(entry, ask, placement_request(entry, ask), {}, 0.0)
+            yield Asked(entry, ask, placement_request(entry, ask), {}, 0.0, rank)
 
 
 def _bids(held: Held, region: str) -> list[Bid]:

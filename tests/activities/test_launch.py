@@ -3,6 +3,7 @@
 import base64
 import json
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
-from infra.db.models import Archive, Secret, Workload
+from infra.db.models import Archive, Partition, Replica, Secret, Workload
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.world import World, job
 
@@ -41,6 +42,27 @@ def _secret(world: World, name: str, value: str) -> None:
     key = load_master_key(world.settings.master_key_path)
     with world.session() as session:
         session.merge(Secret(tenant="t", name=name, box=encrypt_secret(key, value)))
+
+
+@pytest.mark.usefixtures("keys")
+def test_stale_tables_are_told(world: World) -> None:
+    """A task is told as of when its region's replica is complete, where that is stale, and so are people."""
+    world.region("home")
+    world.table("words", 1, "home", "r")
+    world.table("images", 1, "r")
+    for table in ("words", "images"):
+        with world.session() as session:
+            session.add(Partition(data_table=table, name="new", location=f"tables/{table}/new/", size_bytes=1))
+    workload = world.running(job(), tables=("words", "images"))
+    _, launch = _stage(world, workload)
+    with world.session() as session:
+        since = session.get_one(Replica, ("words", "r")).stale_since
+    assert launch.stale_tables == {"words": since}
+    told = world.attempt(workload).stale_tables
+    assert told is not None and {t: datetime.fromisoformat(at) for t, at in told.items()} == {"words": since}
+    world.alter(Replica, ("words", "r"), stale_since=None)
+    assert _stage(world, workload)[1].stale_tables == {}
+    assert world.attempt(workload).stale_tables is None
 
 
 @pytest.mark.usefixtures("keys")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from activities.links import NIGHTLY, ON_DEMAND, share
+from activities.links import share
+from domain.protocol import NIGHTLY, ON_DEMAND
 from infra.config import CopySettings
 
 

@@ -6,11 +6,11 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.copies import CopyActivities
-from activities.on_demand import lacks_only_data
+from activities.on_demand import targets
 from domain.protocol import ReplicateTable
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db.models import Machine, Replica, Table
+from infra.db.models import Machine, Partition, Replica, Table
 from tests.activities.world import World, job
 
 
@@ -124,7 +124,14 @@ def test_replicas_that_do_not_count(fleet: World) -> None:
         assert (row.whole, row.state, row.source_region) == (True, "copying", "home")
         row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(hours=1)
     fleet.tick()
-    assert len(_copies(fleet)) == 1 and fleet.put_out("replicate") == 1
+    assert len(_copies(fleet)) == 2, "it has never been complete: its copy goes on"
+    with fleet.session() as session:
+        session.get_one(Replica, ("words", "west")).state = "ready"
+    with fleet.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(hours=1)
+    fleet.tick()
+    assert len(_copies(fleet)) == 2 and fleet.put_out("replicate") == 2
     with fleet.session() as session:
         row = session.get_one(Replica, ("words", "west"))
         assert (row.state, row.delete_at) == ("ready", None)
@@ -191,21 +198,75 @@ def test_no_copy_where_no_region_has_the_hardware(fleet: World) -> None:
     assert "no_hardware east" in fleet.waiting(workload) and "no_hardware west" in fleet.waiting(workload)
 
 
+@pytest.fixture
+def stale(fleet: World) -> World:
+    """A replica in `west` that lacks what was appended; a tenant of high priority, and one of low."""
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="west", state="ready"))
+    with fleet.session() as session:
+        session.add(Partition(data_table="words", name="new", location="tables/words/new/", size_bytes=7))
+    fleet.bucket("home").put("tables/words/part-0", bytes(993))
+    fleet.bucket("home").put("tables/words/new/part-0", bytes(7))
+    fleet.tenant("high", level=2)
+    return fleet
+
+
+def test_who_has_high_priority_reads_no_stale_replica(stale: World) -> None:
+    """A stale replica places a workload of low priority; for one of high priority it is topped up first, once."""
+    low = stale.submit(job(gpus=2), tables=("words",))
+    high = stale.submit(job(gpus=2), tables=("words",), tenant="high", regions_excluded=("east",))
+    for awarded in (1, 0):
+        assert stale.tick().awarded == awarded
+        assert stale.waiting(high) == [
+            "replicating_data west", "region_excluded east", "no_hardware home", "data_stale west"
+        ]  # fmt: skip
+    assert stale.workload(low).region == "west"
+    (event,) = stale.events(kind="replica.topping_up")
+    assert (event["region"], event["workload"]) == ("west", high)
+    assert (_copies(stale), stale.put_out("replicate")) == ([], 1)
+    with stale.session() as session:
+        row = session.get_one(Replica, ("words", "west"))
+        assert (row.state, row.topping_up, row.topped_up_for) == ("ready", True, high)
+        since = row.stale_since
+    assert since is not None
+    said = stale.reasons(high)[-1]["detail"]["stale_since"]
+    assert datetime.fromisoformat(said) == since.replace(microsecond=0)
+
+
+def test_a_replica_that_was_topped_up_places_those_who_waited(stale: World) -> None:
+    """Only what was lacking is copied, the replica is ready all the while, and a scan is asked for at the end."""
+    high = stale.submit(job(gpus=2), tables=("words",), tenant="high", regions_excluded=("east",))
+    stale.tick()
+    wakes = stale.put_out("wake")
+    copies = CopyActivities(stale.engine, stale.settings)
+    assert ActivityEnvironment().run(copies.copy_table, ReplicateTable("words", "home", "west")) == 1007
+    assert [info.key for info in stale.bucket("west").list("")] == ["tables/words/new/part-0"]
+    (event,) = stale.events(kind="replica.fresh")
+    assert event["detail"] == {"table": "words", "source": "home", "bytes": 1007}
+    assert (stale.put_out("wake"), stale.events(kind="replica.ready")) == (wakes + 1, [])
+    assert stale.tick().awarded == 1 and stale.workload(high).region == "west"
+
+
+HERE, STALE, HARDWARE, FULL = "data_not_here", "data_stale", "no_hardware", "insufficient_capacity"
+
+
 @pytest.mark.parametrize(
-    ("codes", "lacks"),
+    ("codes", "targets_"),
     [
-        ([["data_not_here"]], True),
-        ([["data_not_here"], ["no_hardware"]], True),
-        ([["data_not_here"], ["no_hardware", "data_not_here"], ["region_excluded"], ["region_unreachable"]], True),
-        ([["no_hardware", "data_not_here"]], False),
-        ([["no_hardware"], ["region_unreachable"]], False),
-        ([["data_not_here"], ["insufficient_capacity"]], False),
-        ([["data_not_here"], ["award_conflict"]], False),
-        ([["data_not_here"], []], False),
-        ([], False),
+        ([[HERE]], "0"),
+        ([[HERE], [HARDWARE]], "01"),
+        ([[HERE], [HARDWARE, HERE], ["region_excluded"], ["region_unreachable"]], "0123"),
+        ([[HERE], [STALE], [HARDWARE, STALE]], "012"),
+        ([[HARDWARE, HERE]], ""),
+        ([[HARDWARE], ["region_unreachable"]], ""),
+        ([[HERE], [FULL]], ""),
+        ([[STALE], [FULL], [HARDWARE, STALE], [HERE]], "0"),
+        ([[HERE], ["award_conflict"]], ""),
+        ([[HERE], []], ""),
+        ([], ""),
     ],
 )
-def test_when_data_is_all_that_is_lacking(codes: list[list[str]], lacks: bool) -> None:
-    """Data is brought only if it would help some region, and no region that answered has both."""
-    bids = [Bid("w", f"r{n}", None, tuple(Reason(ReasonCode(c)) for c in own)) for n, own in enumerate(codes)]
-    assert lacks_only_data(bids) == lacks
+def test_when_data_is_all_that_is_lacking(codes: list[list[str]], targets_: str) -> None:
+    """Data is brought only if no region that answered has both, or to where a little of it is all that is lacking."""
+    bids = [Bid("w", str(n), None, tuple(Reason(ReasonCode(c)) for c in own)) for n, own in enumerate(codes)]
+    assert "".join(targets(bids)) == targets_

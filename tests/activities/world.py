@@ -37,8 +37,9 @@ from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from infra.config import LifecycleSettings, SchedulerSettings, Settings
 from infra.db import events, outbox
 from infra.db.base import Base
-from infra.db.logs import SCHEMA, Outbox, Waiting
+from infra.db.logs import Outbox, Waiting
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Partition, Region, Replica, Table, Tenant, Workload
+from infra.db.schema import SCHEMA
 from infra.db.session import transaction
 from mizzen.objects.store import ObjectStore, open_store
 

@@ -46,6 +46,7 @@ LAUNCH: dict[str, Any] = {
         "machine_hazard_per_h": 0.025,
     },
     "tables": {"raw-text": "file:///b/tables/raw-text/", "ads.clicks": "file:///b/tables/ads.clicks/"},
+    "stale_tables": {"ads.clicks": "2026-11-22T04:00:00.5+01:00"},
     "jobs": {
         "main": {
             "role": "worker",
@@ -97,6 +98,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_PYTHON": "/venv/bin/python",
         "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
         "MIZZEN_TABLE_ADS__CLICKS": "file:///b/tables/ads.clicks/",
+        "MIZZEN_TABLE_ADS__CLICKS_COMPLETE_UNTIL": "2026-11-22T03:00:00.500000Z",
         "MIZZEN_JOB_MAIN_ADDR": "10.0.0.1:7001",
         "MIZZEN_JOB_PARAM_SERVER_ADDR": "10.0.0.2:7002",
         "CUDA_VISIBLE_DEVICES": "4,5",
@@ -136,6 +138,7 @@ def test_the_sdk_reads_the_same_environment() -> None:
     assert (read.gpus, read.master_addr, read.master_port) == ((), "[::1]", 7002)
     assert dict(read.job_addresses) == {"PARAM_SERVER": "[::1]:7002"}
     assert read.run_id == "wl-1.3.param-server.0"
+    assert dict(read.tables_complete_until) == {"ADS__CLICKS": launch.stale_tables["ads.clicks"]}
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ async def test_replica_is_asked_for_once(world: World) -> None:
         assert (copy.status_code, copy.json()["state"], copy.json()["source_region"]) == (202, "copying", "north")
     ready = await act(world, "/v1/tables/digits/replicas", body={"region": "north"})
     assert ready.json()["state"] == "ready"
-    assert mail(world) == [("replicate", None, {"table": "digits", "source": "north", "target": "south"})]
+    asked = {"table": "digits", "source": "north", "target": "south", "share": "on demand"}
+    assert mail(world) == [("replicate", None, asked)]
     replicas = (await get(world, "/v1/tables/digits/replicas"))["items"]
     assert [(r["region"], r["state"]) for r in replicas] == [("north", "ready"), ("south", "copying")]
     assert (await act(world, "/v1/tables/digits/replicas", body={"region": "mars"})).status_code == 422

@@ -6,7 +6,7 @@ from sqlalchemy import update
 
 from domain.live import LiveSnapshot
 from domain.phases import Phase
-from infra.db.models import Allocation, Attempt, Machine, Workload
+from infra.db.models import Allocation, Attempt, Machine, Partition, Replica, Tenant, Workload
 from simulation.live import live_scenario
 from simulation.policies import POLICIES
 from simulation.run import Run
@@ -53,6 +53,20 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
     assert heir is not None and heir.started_at is None
     assert [(h.machine, h.gpus) for h in heir.holdings] == [(M1, 1)], "what it was promised counts as its own"
     assert "argv" not in str(body) and "hf-token" not in str(body)
+
+
+async def test_high_priority_may_be_only_where_its_data_is_complete(world: World) -> None:
+    """Where a replica is stale a workload of low priority may run, and one of high priority may not."""
+    with world.session() as session:
+        session.add(Replica(data_table="digits", region="south", state="ready"))
+    with world.session() as session:
+        session.add(Partition(data_table="digits", name="new", location="tables/digits/new/", size_bytes=1))
+    wish = world.add_workload(Phase.PENDING, tables=("digits",))
+    for level, regions in ((3, ("north", "south")), (2, ("north",))):
+        with world.session() as session:
+            session.get_one(Tenant, "vision").level = level
+        live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))
+        assert {w.id: w.regions for w in live.workloads} == {wish: regions}
 
 
 async def test_a_simulation_starts_from_a_snapshot(world: World) -> None:

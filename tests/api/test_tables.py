@@ -51,7 +51,7 @@ async def test_folders_are_partitions(world: World) -> None:
     assert [(p["name"], p["location"], p["size_bytes"], p["checksum"]) for p in found["items"]] == [
         ("ds=1", "tables/ads.clicks/ds=1/", 20, None), ("ds=2", "tables/ads.clicks/ds=2/", 10, None),
     ]  # fmt: skip
-    assert [(r["partitions"], r["whole"], r["missing_since"]) for r in made["replicas"]] == [(2, True, None)]
+    assert [(r["partitions"], r["whole"], r["stale_since"]) for r in made["replicas"]] == [(2, True, None)]
     page = await get(world, f"{CLICKS}/partitions", limit=1)
     assert [p["name"] for p in page["items"]] == ["ds=1"]
     page = await get(world, f"{CLICKS}/partitions", limit=1, cursor=page["next_cursor"])
@@ -90,7 +90,7 @@ async def test_partitions_are_appended_once(world: World) -> None:
     assert first.json()["items"][0] == again.json()["items"][1]
     table = await get(world, CLICKS)
     assert table["size_bytes"] == 37
-    assert [(r["region"], r["partitions"], r["missing_since"]) for r in table["replicas"]] == [
+    assert [(r["region"], r["partitions"], r["stale_since"]) for r in table["replicas"]] == [
         ("north", 3, None), ("south", 2, first.json()["items"][0]["created_at"]),
     ]  # fmt: skip
     with world.session() as session:
@@ -144,6 +144,20 @@ async def test_a_table_of_one_partition_stays_one(world: World) -> None:
     assert (answer.status_code, "one partition" in answer.json()["detail"]) == (409, True)
 
 
+async def test_a_stale_replica_is_topped_up(world: World) -> None:
+    """Asked for again, a stale replica is topped up, once, and stays ready; the operator who wanted it is noted."""
+    await _clicks(world)
+    _stale(world)
+    _put(world, "north", "ds=3/a", size=7)
+    await _append(world, {"name": "ds=3", "size_bytes": 7})
+    for _ in range(2):
+        answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
+        assert (answer.status_code, answer.json()["state"], answer.json()["topping_up"]) == (202, "ready", True)
+    assert [kind for kind, _, _ in mail(world)] == ["wake", "replicate"]
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[-1] == "replica.create"
+
+
 async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
     """Asked for again before its time is over, a replica stays as it is; after it, it is gone first."""
     await _clicks(world)
@@ -156,6 +170,37 @@ async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
         assert answer.status_code == status
     assert mail(world) == [("wake", None, {})] * 2  # at the table's registration, and when the replica was kept
     assert "being deleted" in answer.json()["detail"]
+
+
+async def _drop(world: World, region: str, **params: Any) -> Any:
+    async with world.client() as client:
+        return await client.request("DELETE", f"{CLICKS}/replicas/{region}", params=params)
+
+
+async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
+    """It can be taken back for as long as it was told, by default a day; what is over stays over."""
+    await _clicks(world)
+    _stale(world)
+    for params, at_least, at_most in (({}, 86300, 86401), ({"grace_s": 5}, 0, 6), ({"grace_s": 0}, -60, 0)):
+        answer = await _drop(world, "south", **params)
+        assert (answer.status_code, answer.json()["state"]) == (202, "deleting")
+        left_s = (datetime.fromisoformat(answer.json()["delete_at"]) - datetime.now(UTC)).total_seconds()
+        assert at_least <= left_s <= at_most
+    over = answer.json()["delete_at"]
+    assert (await _drop(world, "south", grace_s=99)).json()["delete_at"] == over
+    assert (await act(world, f"{CLICKS}/replicas", body={"region": "south"})).status_code == 409
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[1:] == ["replica.drop"] * 4
+
+
+async def test_the_home_is_not_dropped(world: World) -> None:
+    """The table's home is a conflict that says so; where there is no replica, nothing is found."""
+    await _clicks(world)
+    answer = await _drop(world, "north")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:conflict")
+    assert answer.json()["detail"] == "region north is the home of table ads.clicks, whose replica stays while it is"
+    assert (await _drop(world, "south")).status_code == 404
+    assert (await _drop(world, "north", grace_s=-1)).status_code == 422
 
 
 async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
@@ -178,6 +223,11 @@ async def test_workloads_name_tables_of_namespaces(world: World) -> None:
     wrong = await act(world, "/v1/workloads", body=document(tables=["ads--clicks", "ads.clicks", "default.digits"]))
     assert [path for path, _ in _errors(wrong)] == ["tables[1]", "tables[2]"]
     assert "could not tell it from ads--clicks" in _errors(wrong)[0][1]
+    for pair in (["digits", "digits-complete-until"], ["digits-complete-until", "digits"]):
+        wrong = await act(world, "/v1/workloads", body=document(tables=pair))
+        assert ("tables[1]", f"could not tell it from {pair[0]}") in [
+            (path, told.removeprefix("a task ").partition(":")[0]) for path, told in _errors(wrong)
+        ]
 
 
 async def test_settings_of_regions(world: World) -> None:

@@ -207,7 +207,7 @@ def test_the_example_of_the_page(logs: Service, write: Write, checkout: Path, ca
         assert command("usage", "import", path) == 0
         assert f"`{capsys.readouterr().out.strip()}`" in page
     with transaction(logs.engine) as session:
-        found = recurring_jobs(session, datetime(2026, 11, 22, 12, tzinfo=UTC))
+        found = recurring_jobs(session, datetime(2026, 11, 22, 12, tzinfo=UTC), 30.0)
         (job,) = [j for j in found if j.kind == "spark"]
         assert (job.name, job.cpu_hours, job.weight) == ("spark/daily-clicks", 126.0, 1.0)
         session.execute(delete(Table).where(Table.name.in_(missing)))

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from infra.db import migrate
 from infra.db.base import Base
-from infra.db.catalogue import missing_since, ready_replicas
+from infra.db.catalogue import ready_replicas
 from infra.db.models import Datacenter, Partition, Region, Replica, ReplicaPartition, Table
 from infra.db.session import transaction
 
@@ -63,11 +63,77 @@ def test_what_is_appended_is_at_home_and_nowhere_else(house: Engine) -> None:
     assert (_held(house, "a"), _held(house, "b")) == (["1", "2", "3", "4"], ["1", "2"])
     with transaction(house) as session:
         assert session.get_one(Table, "t").size_bytes == 35
-        assert missing_since(session, ["t"]) == {("t", "b"): session.get_one(Partition, ("t", "3")).created_at}
+        assert ready_replicas(session, ["t"]) == {"t": {"a": None, "b": _appended(house, "3")}}
     for name in "34":
-        _add(house, ReplicaPartition(data_table="t", partition=name, region="b", ready_at=datetime.now(UTC)))
+        _has(house, name)
     with transaction(house) as session:
-        assert missing_since(session, ["t"]) == {}
+        assert ready_replicas(session, ["t"]) == {"t": {"a": None, "b": None}}
+
+
+def _has(engine: Engine, partition: str, region: str = "b") -> None:
+    _add(engine, ReplicaPartition(data_table="t", partition=partition, region=region, ready_at=datetime.now(UTC)))
+
+
+def _appended(engine: Engine, partition: str) -> datetime:
+    with transaction(engine) as session:
+        return session.get_one(Partition, ("t", partition)).created_at
+
+
+def _stale(engine: Engine, region: str = "b") -> tuple[datetime | None, bool]:
+    with transaction(engine) as session:
+        row = session.get_one(Replica, ("t", region))
+        return row.stale_since, row.topping_up
+
+
+def test_staleness_is_that_of_the_earliest_that_is_lacking(house: Engine) -> None:
+    """It stays while others are appended, moves on as the gap closes, and nothing is topped up when it is closed."""
+    for name in "34":
+        _add(house, _partition(name))
+    with transaction(house) as session:
+        session.get_one(Replica, ("t", "b")).topping_up = True
+    assert _stale(house) == (_appended(house, "3"), True)
+    _has(house, "3")
+    assert _stale(house) == (_appended(house, "4"), True)
+    _has(house, "4")
+    assert _stale(house) == (None, False)
+    with transaction(house) as session:
+        session.delete(session.get_one(ReplicaPartition, ("t", "3", "b")))
+    assert _stale(house) == (_appended(house, "3"), False)
+    with transaction(house) as session:
+        session.get_one(ReplicaPartition, ("t", "1", "b")).ready_at = None
+    assert _stale(house) == (_appended(house, "1"), False)
+
+
+def test_which_replicas_can_be_stale(house: Engine) -> None:
+    """One that is on its way out counts on; one that is being made, or is of parts, lacks what it is to get anyway."""
+    _add(house, *[Region(name=name, bucket_url=f"file:///{name}") for name in "cd"])
+    _add(
+        house,
+        Replica(data_table="t", region="c", state="copying"),
+        Replica(data_table="t", region="d", state="ready", whole=False),
+    )
+    with transaction(house) as session:
+        row = session.get_one(Replica, ("t", "b"))
+        row.state, row.delete_at = "deleting", datetime.now(UTC)
+    _add(house, _partition("3"))
+    assert [_stale(house, region)[0] for region in "abcd"] == [None, _appended(house, "3"), None, None]
+    with transaction(house) as session:
+        session.get_one(Replica, ("t", "c")).state = "ready"
+    assert (_stale(house, "c")[0], _held(house, "c")) == (None, ["1", "2", "3"])
+
+
+def test_ready_replicas_know_since_when(house: Engine) -> None:
+    """The time at which a replica was complete first is set by the database, once."""
+    with transaction(house) as session:
+        first = session.get_one(Replica, ("t", "b")).ready_at
+        assert first is not None
+        row = session.get_one(Replica, ("t", "b"))
+        row.state, row.delete_at = "deleting", datetime.now(UTC)
+    with transaction(house) as session:
+        row = session.get_one(Replica, ("t", "b"))
+        row.state, row.delete_at = "ready", None
+    with transaction(house) as session:
+        assert session.get_one(Replica, ("t", "b")).ready_at == first
 
 
 REFUSED = {
@@ -84,6 +150,10 @@ REFUSED = {
     ),
     "a home that loses one": delete(ReplicaPartition).where(ReplicaPartition.region == "a"),
     "a deletion without its time": update(Replica).where(Replica.region == "b").values(state="deleting"),
+    "a replica that is stale while it is made": text(
+        "update replica set state = 'copying', stale_since = now() where region = 'b'"
+    ),
+    "a top-up of what lacks nothing": update(Replica).where(Replica.region == "b").values(topping_up=True),
     "a replica in a state of its own": update(Replica).where(Replica.region == "b").values(state="lost"),
     "a checksum of another kind": text(
         "insert into data_partition values ('t', '9', 'tables/t/9/', 1, 'md5:d41d8cd98f00b204e9800998ecf8427e')"
@@ -123,7 +193,7 @@ def test_a_home_moves_to_where_all_of_the_table_is(house: Engine) -> None:
         row = session.get_one(Replica, ("t", "a"))
         row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(days=1)
     with transaction(house) as session:
-        assert ready_replicas(session, ["t", "u"]) == {"t": frozenset("b"), "u": frozenset()}
+        assert ready_replicas(session, ["t", "u"]) == {"t": {"b": None}, "u": {}}
         session.delete(session.get_one(Replica, ("t", "a")))
     _add(house, _partition("4"))
     assert _held(house, "b") == ["1", "2", "3", "4"]
@@ -140,7 +210,7 @@ def test_a_replica_of_parts_has_only_those(house: Engine) -> None:
     with transaction(house) as session:
         session.get_one(Replica, ("t", "c")).state = "ready"
     with transaction(house) as session:
-        assert ready_replicas(session, ["t"]) == {"t": frozenset("ab")}
+        assert ready_replicas(session, ["t"]) == {"t": {"a": None, "b": None}}
     assert _held(house, "c") == ["2"]
     with transaction(house) as session:
         row = session.get_one(Replica, ("t", "c"))
@@ -171,6 +241,29 @@ def waits(house: Engine) -> Iterator[threading.Event]:
     event.remove(house, "before_cursor_execute", before)
 
 
+@pytest.mark.parametrize("first", ["append", "record"])
+def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
+    """Of an append and the arrival of all that was lacking at once, the later sees the other: it is stale."""
+    _add(house, _partition("3"))
+    acts = {"append": text("insert into data_partition (data_table, name, location, size_bytes)"
+                           " values ('t', '4', 'tables/t/4/', 1)"),
+            "record": text("insert into replica_partition (data_table, partition, region, ready_at)"
+                           " values ('t', '3', 'b', now())")}  # fmt: skip
+    second = next(name for name in acts if name != first)
+
+    def follow() -> None:
+        with transaction(house) as session:
+            session.execute(acts[second])
+
+    thread = threading.Thread(target=follow)
+    with transaction(house) as session:
+        session.execute(acts[first])
+        thread.start()
+        assert waits.wait(20)
+    thread.join(20)
+    assert _stale(house)[0] == _appended(house, "4")
+
+
 @pytest.mark.parametrize("first", ["append", "switch"])
 def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
     """Of an append and a switch of the home at once, the later one sees the other: no home ever lacks a partition."""
@@ -195,6 +288,16 @@ def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event,
     thread.join(20)
     assert failed == (["table t: its home b lacks partition 3"] if first == "append" else [])
     assert _held(house, "a" if first == "append" else "b") == ["1", "2", "3"]
+
+
+def test_replicas_from_before_know_how_stale_they_are(house: Engine) -> None:
+    """The migration finds out since when each replica is stale; undone and done again it finds the same."""
+    _add(house, _partition("3"))
+    before = _everything(house)
+    with house.connect() as connection, connection.begin():
+        command.downgrade(migrate.config(connection), "0005")
+    migrate.upgrade(house)
+    assert _everything(house) == before
 
 
 def test_tables_from_before_are_one_partition(database: Engine) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Instance, Job, Region, Table, Weights
 from infra.db import models
 from infra.db.gathering import gather
 from infra.db.session import transaction
@@ -62,7 +62,7 @@ def house(database: Engine) -> Engine:
 def _jobs(engine: Engine, *runs: dict[str, Any], **options: Any) -> tuple[Job, ...]:
     with transaction(engine) as session:
         record_runs(session, runs)
-        return recurring_jobs(session, NOW, **options)
+        return recurring_jobs(session, NOW, **{"window_days": 30.0, **options})
 
 
 def test_the_instance_of_a_small_world(house: Engine) -> None:
@@ -79,6 +79,7 @@ def test_the_instance_of_a_small_world(house: Engine) -> None:
         ),
         tables=(Table("n.u", 60.0, "b"), Table("t", 60.0, "a", ("b",))),
         jobs=(Job("spark/daily", "spark", ("t",), 7, "spark", None, 0.0, 10.0, 1.0),),
+        weights=Weights(by_priority={1: 4.0, 2: 2.0}),
     )
 
 

@@ -13,8 +13,8 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import IntegrityError
 
 from infra.db import migrate
-from infra.db.logs import SCHEMA
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Tenant, Workload
+from infra.db.schema import SCHEMA
 from infra.db.session import transaction
 
 

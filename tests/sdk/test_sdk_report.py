@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,7 @@ def test_the_environment_is_read_into_one_value() -> None:
             "MIZZEN_PLATFORM": "aws-spot",
             "MIZZEN_GRACE_S": "10.5", "MIZZEN_REPORT": "/r.json", "MIZZEN_TABLE_RAW_TEXT": "file:///tables/raw%20text",
             "MIZZEN_TABLE_ADS__CLICKS": "file:///tables/ads.clicks",
+            "MIZZEN_TABLE_ADS__CLICKS_COMPLETE_UNTIL": "2026-11-22T03:00:00.5Z",
             "MIZZEN_JOB_TRAINER_ADDR": "10.0.0.1:5000", "MIZZEN_JOB_PARAMETER_SERVER_ADDR": "10.0.0.2:5001",
             "CUDA_VISIBLE_DEVICES": "2,3", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
             "NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000",
@@ -232,12 +234,22 @@ def test_the_environment_is_read_into_one_value() -> None:
         platform="aws-spot", grace_s=10.5, report="/r.json", gpus=("2", "3"), rank=1,
         world_size=4, local_rank=1, local_world_size=2, node_rank=0, master_addr="10.0.0.1", master_port=5000,
         tables={"RAW_TEXT": "file:///tables/raw%20text", "ADS__CLICKS": "file:///tables/ads.clicks"},
+        tables_complete_until={"ADS__CLICKS": datetime(2026, 11, 22, 3, 0, 0, 500_000, tzinfo=UTC)},
         job_addresses={"TRAINER": "10.0.0.1:5000", "PARAMETER_SERVER": "10.0.0.2:5001"},
     )  # fmt: skip
     assert told.table("raw-text") == Path("/tables/raw text")
     assert told.table("ads.clicks") == Path("/tables/ads.clicks")
     with pytest.raises(KeyError, match="MIZZEN_TABLE_DIGITS is not set: the tables of this workload are: ADS__CL"):
         told.table("digits")
+
+
+def test_a_bad_time_is_named() -> None:
+    """A table's time is an instant: one without a zone says nothing. Without its table it is a table's own name."""
+    name = "MIZZEN_TABLE_A_COMPLETE_UNTIL"
+    assert TaskEnvironment.from_environ({name: "file:///a"}).tables == {"A_COMPLETE_UNTIL": "file:///a"}
+    for text in ("yesterday", "2026-11-22T03:00:00"):
+        with pytest.raises(ValueError, match=f"{name}='{text}': must be a time with its zone"):
+            TaskEnvironment.from_environ({"MIZZEN_TABLE_A": "file:///a", name: text})
 
 
 def test_nothing_told_is_a_process_on_its_own() -> None:

@@ -91,6 +91,38 @@ def test_moves_add_up() -> None:
     assert gained == regions[1] - regions[0]
 
 
+def test_moves_that_gain_the_most_come_first() -> None:
+    """A table whose move is worth while only after another's comes right after it, before what gains less."""
+    regions = (Region("r", 1e3), Region("s", 1e3))
+    tables = (Table("e", 10.0, "r"), Table("b", 90.0, "r"), Table("a", 5.0, "r"), Table("d", 1.0, "s"))
+    jobs = (
+        Job("one", "ml", ("a", "d"), 3),
+        Job("pair", "ml", ("a", "b", "d"), 3, weight=9.0),
+        Job("little", "ml", ("e", "d"), 3, weight=0.1),
+    )
+    columns = Columns.of(Instance(regions, tables, jobs, weights=Weights(storage=0.0)))
+    moves = list(explain(columns, columns.homes_of({"a": "s", "b": "s", "e": "s"})))
+    assert [m.table for m in moves] == ["a", "b", "e"]
+    assert [m.gain_region for m in moves] == [("one",), ("pair",), ("little",)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_of_moves_is_close_to_the_greedy_one(seed: int) -> None:
+    """The first move gains the most of all, and the first half of them about what the greedy choice gains."""
+    columns = Columns.of(small_instance(seed, 30, 4, 60))
+    home = np.random.default_rng(seed).integers(0, 4, 30).astype(np.int32)
+    totals = [m.total for m in explain(columns, home)]
+    problem, greedy, left = Problem(columns), [], set(np.flatnonzero(home != columns.home).tolist())
+    while left:
+        change, table = min((float(problem.weigh(t).total[home[t]]), t) for t in left)
+        greedy.append(change)
+        left.remove(table)
+        problem.move(table, int(home[table]))
+    assert totals[0] == pytest.approx(greedy[0])
+    half = len(greedy) // 2
+    assert sum(totals[:half]) == pytest.approx(sum(greedy[:half]), abs=0.1 * -sum(min(0.0, g) for g in greedy))
+
+
 def test_v1_looks_at_neither_overload_nor_priority() -> None:
     """V1 takes shares alone into account, and colocates as many jobs as it can; V2 what is important and overloaded."""
     regions = (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"a": 30.0}))

@@ -4,13 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from infra.errors import ConfigurationError
+from server.outputs import STANDARD, check_outputs, write_json
 from server.tetris_commands import tetris
 from tests.tetris.small import small_instance
 from tetris import documents
@@ -76,31 +77,89 @@ def test_errors_are_one_line_and_change_nothing(instance: Path, tmp_path: Path) 
     body["tables"][3]["home"] = "nowhere"
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps(body))
+    bad.with_suffix(".txt").write_text("mine")
+    was = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for arguments, said in (
         (("solve", bad, "--out", plan), "tables.3.home: 'nowhere' is no region of the instance"),
-        (("solve", tmp_path / "no.json", "--out", plan), "No such file"),
-        (("solve", instance, "--time-s", -1, "--out", plan), "--time-s: -1.0"),
+        (("solve", tmp_path / "no.json", "--out", plan), f"{tmp_path / 'no.json'}: No such file or directory; give"),
+        (("solve", instance, "--time-s", -1, "--out", plan), "'--time-s': -1.0: must be 0 or more seconds"),
+        (("solve", instance, "--time-s", "nan", "--out", plan), "'--time-s': nan: must be 0 or more seconds"),
+        (("solve", instance, "--seed", -1, "--out", plan), "'--seed': -1 is not in the range x>=0"),
         (("solve", instance, "--out", tmp_path / "no" / "plan.json"), "does not exist"),
-        (("score", instance, instance), "homes: Field required"),
-        (("generate", "--regions", 1, "--out", plan), "--regions: 1: must be at least 3"),
+        (("solve", instance, "--out", tmp_path), f"--out: {tmp_path}: is a folder: give a file"),
+        (("solve", instance, "--out", f"{plan}/"), "ends like a folder"),
+        (("solve", instance, "--out", "/proc/plan.json"), "--out: /proc/plan.json: nothing can be written beside it"),
+        (("solve", instance, "--out", plan, "--moves", tmp_path / "x" / ".." / "plan.json"), "is --out too"),
+        (("solve", instance, "--replicas", instance), "--replicas: " + f"{instance}: is INSTANCE too"),
+        (("solve", instance, "--moves", "-"), "--moves: standard output: is --out too"),
+        (("solve", instance, "-o", "json"), "No such option '-o'"),
+        (("score", instance, instance), "homes: missing"),
+        (("score", "-", "-"), "both standard input"),
+        (("generate", "--regions", 1, "--out", plan), "'--regions': 1 is not in the range x>=3"),
+        (("generate", "--seed", -1, "--out", plan), "'--seed': -1 is not in the range x>=0"),
+        (("generate", "--out", instance / "folder"), "does not exist"),
+        (("generate", "--out", bad.with_suffix(".txt")), "is a file: give a folder"),
+        (("generate", "--out", f"{bad}/"), "ends like a folder"),
     ):
         refused = here(*arguments)
         assert (refused.exit_code, refused.stdout) == (2, ""), refused.stderr
         assert said in refused.stderr
-        assert not plan.exists()
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == was
 
 
-def test_an_interrupt_writes_the_best_plan(instance: Path, tmp_path: Path) -> None:
-    """Ctrl-C ends the search: exit code 130, and a plan that can be scored."""
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    """A document appears as a whole, with the mode of the one before; what cannot be written leaves nothing behind."""
+    path, link = tmp_path / "plan.json", tmp_path / "link.json"
+    path.write_text("before")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    with pytest.raises(TypeError):
+        write_json(path, {"homes": object()})
+    assert path.read_text() == "before"
+    check_outputs(
+        {"--out": link, "--moves": Path("/dev/null"), "--replicas": Path("/dev/null")}, {"INSTANCE": STANDARD}
+    )
+    write_json(link, {"homes": {}})
+    assert link.is_symlink() and json.loads(path.read_text()) == {"homes": {}}
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert {p.name for p in tmp_path.iterdir()} == {"plan.json", "link.json"}
+    with pytest.raises(ConfigurationError, match="No space left on device"):
+        write_json(Path("/dev/full"), {})
+
+
+def test_a_full_disk_is_told(instance: Path, tmp_path: Path) -> None:
+    """What cannot be printed is an error of one line."""
+    (tmp_path / "plan.json").write_text('{"version": 1, "homes": {}}')
+    with Path("/dev/full").open("w") as full:
+        command = [*MIZZEN, "score", str(instance), str(tmp_path / "plan.json")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "mizzen: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_an_interrupt(instance: Path, tmp_path: Path, searches: bool) -> None:
+    """Ctrl-C ends with 130: the search with the best plan so far, and what is before it with nothing but a line."""
     plan = tmp_path / "plan.json"
     command = [*MIZZEN, "solve", str(instance), "--time-s", "600", "--out", str(plan)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as it:
         assert it.stderr is not None
-        # Its first line comes once it searches, with Ctrl-C noted from before.
         said = it.stderr.readline()
-        time.sleep(0.5)
+        assert "loading the search" in said
+        if searches:
+            # Its first line of how far it is comes once it searches.
+            said = it.stderr.readline()
         it.send_signal(signal.SIGINT)
         said += it.stderr.read()
         assert it.wait(60) == 130, said
-    assert "interrupted: this is the best plan so far" in said
-    assert here("score", instance, plan).exit_code == 0
+    if searches:
+        assert "interrupted: this is the best plan so far" in said
+        assert here("score", instance, plan).exit_code == 0
+    else:
+        assert said.endswith("mizzen: interrupted: nothing is written\n") and "Traceback" not in said
+        assert not plan.exists()
+
+
+def test_placing_needs_no_solver() -> None:
+    """CP-SAT is imported by the search that uses it, and by nothing before."""
+    code = "import sys, tetris.climb, tetris.exact, tetris.night; sys.exit('ortools' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -42,9 +42,22 @@ def test_round_trip(seed: int) -> None:
         (("jobs", 0, "priority"), 8, "jobs.0.priority: 8"),
         (("jobs", 0, "tables"), ["t2"], "jobs.0.tables: 't2' is no table of the instance; it has t1"),
         (("jobs", 0, "gpus"), 1, "jobs.0.gpus: 1"),
-        (("weights",), {"by_priority": {"9": 1}}, "weights.by_priority.9"),
+        (("weights",), {"by_priority": {"9": 1}}, "weights.by_priority.9: must be '1', '2'"),
         (("home_threshold",), 1.5, "home_threshold: 1.5"),
-        (("move_quota_bytes",), -1, "move_quota_bytes: -1"),
+        (("move_quota_bytes",), -1, "move_quota_bytes: -1: must be 0, or from 1e-20 to 1e+20"),
+        (("tables", 0, "size_bytes"), 1e21, "tables.0.size_bytes: 1e+21: must be 0, or from 1e-20 to 1e+20"),
+        (("tables", 0, "size_bytes"), 5e-324, "tables.0.size_bytes: 5e-324: must be 0, or from 1e-20 to 1e+20"),
+        (("tables", 0, "size_bytes"), 10**400, "tables.0.size_bytes: 1000"),
+        (("tables", 0, "size_bytes"), "5", "tables.0.size_bytes: '5': must be a number"),
+        (("regions", 0, "storage_bytes"), True, "regions.0.storage_bytes: True: must be a number"),
+        (("jobs", 0, "priority"), 2.0, "jobs.0.priority: 2.0: must be a whole number"),
+        (("jobs", 0, "priority"), True, "jobs.0.priority: True: must be a whole number"),
+        (("jobs", 0, "tables"), "t1", "jobs.0.tables: 't1': must be a list"),
+        (("jobs", 0), [], "jobs.0: []: must be an object"),
+        (("jobs", 0, "app"), "", "jobs.0.app: '': must not be empty"),
+        (("version",), True, "version: True: this program reads version 1"),
+        (("version",), 1.0, "version: 1.0: this program reads version 1"),
+        (("weights",), {"gpu": 1e308}, "weights.gpu: 1e+308: must be 0, or from"),
     ],
 )
 def test_errors_name_the_field(path: tuple[Any, ...], value: Any, said: str) -> None:
@@ -63,10 +76,28 @@ def test_what_is_missing_is_named() -> None:
     """A field that is not there is named."""
     given = body()
     del given["tables"][0]["home"]
-    with pytest.raises(documents.DocumentError, match=r"tables\.0\.home: Field required"):
+    with pytest.raises(documents.DocumentError, match=r"tables\.0\.home: missing"):
         documents.read_instance(json.dumps(given))
     with pytest.raises(documents.DocumentError, match="not JSON"):
         documents.read_instance("{")
+    with pytest.raises(documents.DocumentError, match="nested too deeply"):
+        documents.read_instance("[" * 100_000)
+    with pytest.raises(documents.DocumentError, match=r"document: \[\]: must be an object"):
+        documents.read_instance("[]")
+
+
+def test_what_is_there_twice_is_named() -> None:
+    """A field of any object that is there twice is told with its path, in instances and in plans."""
+    text = json.dumps(body())
+    for wrong, where in (
+        (text.replace('"home": "r1"', '"home": "r1", "home": "r2"'), r"tables\.0\.home: there twice"),
+        (text.replace('{"a": 1}', '{"a": 1, "a": 2}'), r"regions\.0\.gpu_hours\.a: there twice"),
+        (text.replace('"version": 1', '"version": 1, "version": 1'), "^version: there twice"),
+    ):
+        with pytest.raises(documents.DocumentError, match=where):
+            documents.read_instance(wrong)
+    with pytest.raises(documents.DocumentError, match=r"homes\.t1: there twice"):
+        documents.read_plan('{"version": 1, "homes": {"t1": "r1", "t1": "r2"}}', ("t1",), ("r1", "r2"))
 
 
 def test_a_plan_names_what_is_there() -> None:

@@ -7,7 +7,7 @@ from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.generate import generate
-from tetris.replicas import Policy, candidate_regions, replicate, without_region
+from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicate
 
 ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
 ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
@@ -127,17 +127,26 @@ def test_jobs_come_before_recovery_and_serve_it() -> None:
     assert [(r.table, r.region) for r in replicate(columns, columns.home, apart).replicas] == [(1, 1), (0, 2), (1, 2)]
 
 
-def test_analytics_get_no_copies_for_themselves() -> None:
-    """Spark and Presto read from afar what is not where they run: a copy is made for ML only."""
-    given = Instance(
-        regions("r", "s"),
-        (Table("x", 1.0, "r"), Table("y", 1.0, "s")),
-        (Job("j", "spark", ("x", "y"), 1), Job("k", "ml", ("x", "y"), 1)),
-    )
+def test_hot_data_of_high_priority_comes_first() -> None:
+    """A hot table of priority 1 has the budget before one of priority 7 that more jobs read."""
+    jobs = tuple(Job(f"j{i}", "ml", ("x",), 7, gpu_type="a", gpu_hours=1.0) for i in range(12))
+    jobs += tuple(Job(f"k{i}", "ml", ("y",), 1, gpu_type="a", gpu_hours=1.0) for i in range(10))
+    given = Instance(regions("r", "s", room=30.0), (Table("x", 10.0, "r"), Table("y", 10.0, "r")), jobs)
     columns = Columns.of(given)
-    assert without_region(columns, np.eye(2, dtype=np.float32)).tolist() == [False, True]
-    found = replicate(columns, columns.home, ONLY_JOBS)
-    assert [(r.reason, r.job) for r in found.replicas] == [("no_region", 1)]
+    found = replicate(columns, columns.home, Policy(disaster_recovery_level=0))
+    assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(1, "s", "hot")]
+
+
+def test_analytics_reads_from_afar() -> None:
+    """Spark runs where most of its tables are, so it gets no replicas; an ML job with the same tables does."""
+    tables = (Table("x", 10.0, "r"), Table("y", 10.0, "r"), Table("z", 10.0, "s"))
+    kinds = (("spark", None, []), ("spark", "a", [("z", "r")]), ("ml", None, [("z", "r")]))
+    for kind, gpu_type, wanted in kinds:
+        job = Job("j", kind, ("x", "y", "z"), 1, gpu_type=gpu_type)  # type: ignore[arg-type]
+        columns = Columns.of(Instance((*regions("r"), Region("s", 100.0)), tables, (job,)))
+        found = replicate(columns, columns.home, ONLY_JOBS)
+        assert [(columns.table_names[r.table], columns.regions[r.region]) for r in found.replicas] == wanted
+        assert len(jobs_without_region(columns, found.held)) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -149,8 +158,7 @@ def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
     assert stored == pytest.approx(found.stored_bytes)
     homes = np.bincount(columns.home, weights=columns.size_bytes, minlength=4)
     assert (found.stored_bytes <= np.maximum(columns.capacity_bytes, homes) + 1e-6).all()
-    without = np.flatnonzero(without_region(columns, found.held))
-    assert set(without) == {u.job for u in found.unplaced}
+    assert set(jobs_without_region(columns, found.held)) <= {u.job for u in found.unplaced}
     assert all(columns.gpu_type[u.job] != NONE or u.reason == "no_storage" for u in found.unplaced)
 
 
@@ -160,5 +168,5 @@ def test_hardly_any_job_is_left_without_a_region() -> None:
     columns.capacity_bytes[:] *= 3.0
     before = candidate_regions(columns, replicate(columns, columns.home, ONLY_JOBS).held)
     found = replicate(columns, columns.home, Policy())
-    assert without_region(columns, found.held).mean() <= 0.001
+    assert len(jobs_without_region(columns, found.held)) <= 0.001 * len(columns.kind)
     assert candidate_regions(columns, found.held).sum() > before.sum()

@@ -1,8 +1,10 @@
 """What an operator sees of a plan: storage and demand over supply of each region, before and after."""
 
+import json
+
 from domain.instance import Instance, Job, Region, Table
 from tetris.columns import Columns
-from tetris.report import lines, report
+from tetris.report import Summary, lines, summarise
 
 
 def test_regions_before_and_after() -> None:
@@ -17,14 +19,30 @@ def test_regions_before_and_after() -> None:
         ),
     )
     columns = Columns.of(given)
-    before, after = (report(columns, columns.homes_of(homes)) for homes in ({}, {"x": "s"}))
+    summary = summarise(columns, columns.homes_of({"x": "s"}))
+    before, after = summary.regions_before, summary.regions_after
     assert (before[0].stored_bytes, after[0].stored_bytes) == (25.0, 0.0)
     assert before[0].demand_h == {"a": 24.0, "b": 1.0}
     assert after[1].high_demand_h == {"a": 20.0}
-    told = [line.split("  ") for line in lines(before, after)]
+    told = [line.split("  ") for line in lines(summary) if line]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in told]
-    assert cells == [
-        ["REGION", "STORAGE", "a HIGH", "a ALL", "b HIGH", "b ALL"],
-        ["r", "0.25 > 0.00", "2.00 > 0.00", "2.40 > 0.00", "-", "none there > 0"],
-        ["s", "0.10 > 0.60", "0.00 > 0.50", "0.00 > 0.60", "0.00 > 0.00", "0.00 > 0.20"],
+    assert [row[0] for row in cells[:5]] == ["BEFORE", "read", "gpu", "storage", "total"]
+    assert cells[5:-1] == [
+        ["REGION", "stored/capacity", "a high/supply", "a all/supply", "b high/supply", "b all/supply"],
+        ["r", "0.25 -> 0.00", "2.00 -> 0.00", "2.40 -> 0.00", "-", "1 -> 0 h of none"],
+        ["s", "0.10 -> 0.60", "0.00 -> 0.50", "0.00 -> 0.60", "0.00 -> 0.00", "0.00 -> 0.20"],
     ]
+    assert cells[-1] == ["1 of 2 tables move, 25 bytes are copied"]
+    assert Summary.of(json.loads(json.dumps(summary.document()))) == summary
+
+
+def test_parts_of_next_to_nothing() -> None:
+    """Demand on a supply that hardly is there is told by its magnitude, so that columns stay narrow."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 1e-9}), Region("s", 0.0, {"a": 1.0})),
+        (Table("x", 25.0, "r"),),
+        (Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),),
+    )
+    columns = Columns.of(given)
+    told = "\n".join(lines(summarise(columns, columns.homes_of({"x": "s"}))))
+    assert "2e+10 -> 0.00" in told and "0 -> 25 bytes of none" in told

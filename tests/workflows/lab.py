@@ -143,6 +143,7 @@ def serving(
         workflow_runner=runner or SandboxedWorkflowRunner(),
         identity="worker",
         build_id="worker",
+        max_heartbeat_throttle_interval=timedelta(seconds=0.2),  # cancellations come with answers to heartbeats
     )
 
 

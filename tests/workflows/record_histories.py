@@ -139,6 +139,18 @@ async def _house(client: Client) -> WorkflowHistory:
     return history
 
 
+async def _house_expires(client: Client) -> WorkflowHistory:
+    """Thirty rounds, the last of which deletes what was kept long enough."""
+    house = House()
+    house.rest_s = 0.01
+    async with serving(client, "recorded", [HousekeepingWorkflow], house.all()):
+        handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue="recorded")
+        await until(lambda: "house.remove_replicas" in house.names(), "thirty rounds", 120.0)
+        history = await _fetched(client, "house")
+        await handle.terminate()
+    return history
+
+
 async def _replica(client: Client) -> WorkflowHistory:
     house = House()
     async with (
@@ -146,7 +158,9 @@ async def _replica(client: Client) -> WorkflowHistory:
         serving(client, region_queue("north"), [], [house.copy_table]),
     ):
         request = ReplicateTable("digits", "east", "north")
-        await client.execute_workflow(ReplicaWorkflow.run, request, id="replica", task_queue="recorded")
+        await client.execute_workflow(
+            ReplicaWorkflow.run, request, id="replica", task_queue="recorded", start_signal="asked"
+        )
     return await _fetched(client, "replica")
 
 
@@ -155,6 +169,7 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "dry-run": _dry_run,
     "machine": _machine,
     "house": _house,
+    "house-expires": _house_expires,
     "replica": _replica,
 }
 

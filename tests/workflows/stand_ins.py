@@ -114,14 +114,16 @@ class Registry(StandIns):
 class House(StandIns):
     """Housekeeping, and copies of tables."""
 
+    rest_s = 2.0
+
     def all(self) -> list[Callable[..., Any]]:
         """The control queue's activities."""
-        return [self.collect, self.reconcile, self.expire]
+        return [self.collect, self.reconcile, self.expire, self.remove]
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
         await self._called(Activity.COLLECT)
-        return 2.0
+        return self.rest_s
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
@@ -131,6 +133,11 @@ class House(StandIns):
     @activity.defn(name=Activity.EXPIRE.value)
     async def expire(self) -> float:
         await self._called(Activity.EXPIRE)
+        return 0.0
+
+    @activity.defn(name=Activity.REMOVE_REPLICAS.value)
+    async def remove(self) -> float:
+        await self._called(Activity.REMOVE_REPLICAS)
         return 0.0
 
     @activity.defn(name=Activity.COPY_TABLE.value)

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 import pytest_asyncio
-from temporalio.client import Client
+from temporalio import activity
+from temporalio.client import Client, WorkflowFailureError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
 
@@ -39,8 +40,9 @@ async def test_rounds_collect_and_reconcile_and_now_and_then_expire(server: Serv
         await until(lambda: len(house.calls) >= 2, "the first round")
         while Activity.EXPIRE.value not in house.names():
             await environment.sleep(timedelta(seconds=2))
-        await until(lambda: len(house.calls) >= 61, "thirty rounds")
-    assert house.names()[:61] == 30 * ["house.collect", "house.reconcile"] + ["house.expire"]
+        await until(lambda: len(house.calls) >= 62, "thirty rounds")
+    last = ["house.expire", "house.remove_replicas"]
+    assert house.names()[:62] == 30 * ["house.collect", "house.reconcile"] + last
 
 
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
@@ -85,3 +87,59 @@ async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> N
         )
     assert copied == 1 << 30
     assert house.requests(Activity.COPY_TABLE) == [request, request]
+
+
+async def test_a_replica_that_is_wanted_again_meanwhile_is_looked_at_again(client: Client) -> None:
+    """Asked for while it is being copied, a replica is looked at once more afterwards; asked for early, it is not."""
+    tries: list[ReplicateTable] = []
+    goes_on = asyncio.Event()
+
+    @activity.defn(name=Activity.COPY_TABLE.value)
+    async def copy_table(request: ReplicateTable) -> int:
+        tries.append(request)
+        await goes_on.wait()
+        return len(tries)
+
+    request = ReplicateTable("digits", "east", "south")
+    async with (
+        serving(client, "again", [ReplicaWorkflow], []),
+        serving(client, region_queue("south"), [], [copy_table]),
+    ):
+        handle = await client.start_workflow(
+            ReplicaWorkflow.run, request, id="replica/digits/south", task_queue="again", start_signal="asked"
+        )
+        await until(lambda: len(tries) == 1, "the first try")
+        await handle.signal(ReplicaWorkflow.asked)
+        goes_on.set()
+        assert await asyncio.wait_for(handle.result(), 20.0) == 2
+    assert tries == [request, request]
+
+
+async def test_a_cancelled_copy_ends_when_nobody_copies_any_more(client: Client) -> None:
+    """Cancelled, the workflow ends after its activity, which has heard of it with a heartbeat."""
+    lived: list[str] = []
+
+    @activity.defn(name=Activity.COPY_TABLE.value)
+    async def copy_table(request: ReplicateTable) -> int:
+        lived.append("began")
+        try:
+            while True:
+                activity.heartbeat()
+                await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            lived.append("ended")
+            raise
+
+    request = ReplicateTable("digits", "east", "moon")
+    async with (
+        serving(client, "cancelled", [ReplicaWorkflow], []),
+        serving(client, region_queue("moon"), [], [copy_table]),
+    ):
+        handle = await client.start_workflow(
+            ReplicaWorkflow.run, request, id="replica/digits/moon", task_queue="cancelled"
+        )
+        await until(lambda: lived == ["began"], "a copy")
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(handle.result(), 40.0)
+    assert lived == ["began", "ended"]

@@ -9,7 +9,7 @@ term's bound by itself allows shares that fit perfectly, and what pulls a table 
 its jobs are decided. Where nothing pulls (weights of zero, sizes that do not matter) many plans cost the same.
 """
 
-from tetris.exact.answer import ExactAnswer, ExactProgress
+from tetris.exact.answer import ExactAnswer, ExactProgress, TooLarge
 from tetris.exact.solve import solve
 
-__all__ = ["ExactAnswer", "ExactProgress", "solve"]
+__all__ = ["ExactAnswer", "ExactProgress", "TooLarge", "solve"]

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from tetris.columns import Ints
 
 
+class TooLarge(ValueError):
+    """An instance that this method does not take; says what there is too much of, and what to use."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExactProgress:
     """How far the search is."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tetris.columns import NONE, Columns, Ints, Longs
+from tetris.exact.answer import TooLarge
 from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
 from tetris.exact.kernels.place import place, weigh
 from tetris.exact.kernels.search import search
@@ -39,16 +40,16 @@ class Branching:
         """Nothing is searched; the best plan is the start.
 
         Raises:
-            ValueError: the instance is too large for this method.
+            TooLarge: see there.
         """
         tables, regions = len(columns.home), len(columns.regions)
         if regions > MOST_REGIONS:
-            raise ValueError(f"regions: {regions}: the exact method takes up to {MOST_REGIONS}; use climb")
+            raise TooLarge(f"regions: {regions}: the exact method takes up to {MOST_REGIONS}; use climb")
         keys = keys_of(columns)
         groups = groups_of(columns, keys)
         cells = cells_of(columns, keys, groups)
         if cells > MOST_CELLS:
-            raise ValueError(
+            raise TooLarge(
                 f"tables: {tables} with {len(groups)} groups of jobs: the exact method takes what needs up to "
                 f"{MOST_CELLS} numbers of state, and this needs {cells}; use climb"
             )

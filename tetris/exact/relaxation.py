@@ -21,7 +21,7 @@ from tetris.excess import Amounts
 _HOURS = 1_000_000
 """Whole numbers that a channel's whole amount is divided into."""
 _COST = 1_000_000
-"""Whole numbers that the best total is divided into, or a thousandth of all weights if that is more."""
+"""Whole numbers that the best total is divided into; or parts of all weights, if those are more (`lower_bound`)."""
 _FINE = 1_000_000
 """Slopes are kept in parts of this."""
 _TANGENTS = 24
@@ -60,7 +60,9 @@ def lower_bound(
     keys = keys_of(columns)
     groups = groups_of(columns, keys)
     weights = float(keys.weight.sum() * (1 + columns.weights.overload)) + columns.weights.storage
-    model = _model(columns, groups, max(total, weights / 1000) / _COST)
+    reads = sum(group.per_byte * float(columns.size_bytes[list(group.tables)].sum()) for group in groups)
+    # No cost is more than 10^15 units, so that their sums are whole numbers of 64 bits.
+    model = _model(columns, groups, max(total, weights / 1e3, reads / 1e9) / _COST)
     costs = _reads(model, columns, groups)
     for key in range(len(keys.supply)):
         costs += _key_costs(model, columns, groups, keys, key)
@@ -71,7 +73,7 @@ def lower_bound(
         for other, there in enumerate(model.at[table]):
             model.cp.add_hint(there, int(other == region))
     solver = cp_model.CpSolver()
-    solver.parameters.random_seed = seed
+    solver.parameters.random_seed = seed & 0x7FFFFFFF
     solver.parameters.num_workers = workers
     solver.parameters.catch_sigint_signal = False
     always = _always(groups, keys)

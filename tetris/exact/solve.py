@@ -6,7 +6,6 @@ from collections.abc import Callable
 from tetris.columns import Columns, Ints
 from tetris.exact.answer import ExactAnswer, ExactProgress
 from tetris.exact.branch import Branching
-from tetris.exact.relaxation import lower_bound
 from tetris.excess import allowed, limits
 
 _BRANCHING = 0.7
@@ -33,7 +32,7 @@ def solve(
     `clock` (seconds) tells how much of `time_s` is left: a search that ends before does the same again.
 
     Raises:
-        ValueError: the instance is too large for this method.
+        TooLarge: see there.
     """
     begin = clock()
     branching = Branching(columns)
@@ -56,6 +55,9 @@ def solve(
 
     limit = _branch(branching, lambda: ended_by(_BRANCHING))
     if limit == "time" and branching.is_least_excess and clock() - begin < time_s:
+        # CP-SAT takes a second to import, and small instances are proved without it.
+        from tetris.exact.relaxation import lower_bound
+
         may_use = limits(columns) if branching.best.excess == 0 else allowed(columns)
         found = lower_bound(
             columns, branching.home, branching.best.total, may_use, seed=seed, workers=_WORKERS, is_over=relaxation_ends

@@ -18,11 +18,22 @@ KIND, KEY, APP, COUNT = 0, 1, 2, 3
 """Columns of `Fixed.job`."""
 READ_PER_BYTE, GPU_H, CPU_H, BYTES = 0, 1, 2, 3
 """Columns of `Fixed.job_amount`."""
-READ_WEIGHT, GPU_WEIGHT, STORAGE_WEIGHT, OVERLOAD, WANTED_H, ALL_H, MOVE_QUOTA, ALL_BYTES, STORED_SCALE, CAPACITY2 = (
-    range(10)
-)
-"""Entries of `Fixed.number`. WANTED_H: high-priority GPU hours that must be at home, of ALL_H."""
-N_NUMBERS = 10
+(
+    READ_WEIGHT,
+    GPU_WEIGHT,
+    STORAGE_WEIGHT,
+    OVERLOAD,
+    WANTED_H,
+    ALL_H,
+    MOVE_QUOTA,
+    ALL_BYTES,
+    STORED_SCALE,
+    CAPACITY2,
+    MAGNITUDE,
+) = range(11)
+"""Entries of `Fixed.number`. WANTED_H: high-priority GPU hours that must be at home, of ALL_H. MAGNITUDE: what the
+parts of the objective may come to, by their weights; the rounding of its sums goes with it."""
+N_NUMBERS = 11
 HOURS, HOURS2, HOURS_SHARE, STRAIN = 0, 1, 2, 3
 """Columns of `State.sums`: over regions, of demand D, D^2, D times the region's share of the supply, and strain."""
 READ, HOME_H, MOVED, STORED, STORED2, STORED_SHARE = range(6)

@@ -9,15 +9,18 @@ import math
 import numpy as np
 
 from domain.compiled import compiled
-from tetris.kernels.layout import COUNT, F8, I4, Fixed, State, Work
+from tetris.kernels.layout import COUNT, F8, I4, MAGNITUDE, Fixed, State, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
 
-LOOKS, MOVES, BEST_LACK, BEST_TOTAL = 0, 1, 2, 3
-"""Entries of the tally of a search: jobs and regions looked at, tables moved, and the best plan's lack and total."""
-N_TALLY = 4
-_LEAST = 1e-12
+LOOKS, MOVES, BEST_LACK, BEST_TOTAL, LEAST_LACK = 0, 1, 2, 3, 4
+"""Entries of the tally of a search: jobs and regions looked at, tables moved, the best plan's lack and total, and the
+least lack of all that were kept: a better total never costs more of it than rounding."""
+N_TALLY = 5
+_LEAST = 1e-14
+"""What is less than this part of the objective's magnitude is its rounding, and no gain."""
+_LEAST_LACK = 1e-12
 _CALL = 20
 """What weighing or moving a table costs beside its jobs and regions, in looks."""
 _UNBROKEN = 1e-9
@@ -31,16 +34,32 @@ def _effort(fixed: Fixed, work: Work, table: int) -> int:
 
 
 @compiled
+def _cost(work: Work, region: int, penalty: float) -> float:
+    """What moving the weighed table to a region costs."""
+    lack = work.lack[region]
+    return work.total[region] + (penalty * lack if abs(lack) > _LEAST_LACK else 0.0)
+
+
+@compiled
 def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
     """The best region for a table among those that break nothing more, and what moving there changes (0: stay)."""
     weigh(fixed, state, work, table)
     spent[LOOKS] += _effort(fixed, work, table)
     best, least = state.home[table], 0.0
+    rounding = _LEAST * fixed.number[MAGNITUDE]
     for region in range(work.total.shape[0]):
-        cost = work.total[region] + penalty * work.lack[region]
-        if cost < least - _LEAST and work.broken[region] <= _LEAST:
+        cost = _cost(work, region, penalty)
+        if cost < least - rounding and work.broken[region] <= _LEAST_LACK:
             best, least = region, cost
     return best, least
+
+
+@compiled
+def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, change: F8) -> None:
+    """Set what moving each table by itself to its region in `to` ([T]) changes of the objective."""
+    for index in range(tables.shape[0]):
+        weigh(fixed, state, work, tables[index])
+        change[index] = work.total[to[tables[index]]]
 
 
 @compiled
@@ -85,10 +104,11 @@ def keep(fixed: Fixed, state: State, best: I4, spent: F8) -> bool:
         return False
     total = objective(fixed, state)
     if lack < spent[BEST_LACK] - _UNBROKEN or (
-        lack < spent[BEST_LACK] + _UNBROKEN and total < spent[BEST_TOTAL] - _LEAST
+        lack <= spent[LEAST_LACK] + _UNBROKEN and total < spent[BEST_TOTAL] - _LEAST * fixed.number[MAGNITUDE]
     ):
         best[:] = state.home
         spent[BEST_LACK] = lack
+        spent[LEAST_LACK] = min(lack, spent[LEAST_LACK])
         spent[BEST_TOTAL] = total
         return True
     return False
@@ -100,14 +120,13 @@ def _draw_region(work: Work, stay: int, penalty: float, heat: float) -> int:
     regions = work.total.shape[0]
     least = math.inf
     for region in range(regions):
-        cost = work.total[region] + penalty * work.lack[region]
-        least = min(least, cost)
+        least = min(least, _cost(work, region, penalty))
     odds = 0.0
     for region in range(regions):
-        odds += math.exp(-(work.total[region] + penalty * work.lack[region] - least) / heat)
+        odds += math.exp(-(_cost(work, region, penalty) - least) / heat)
     left = np.random.random() * odds
     for region in range(regions):
-        left -= math.exp(-(work.total[region] + penalty * work.lack[region] - least) / heat)
+        left -= math.exp(-(_cost(work, region, penalty) - least) / heat)
         if left <= 0.0:
             return region
     return stay
@@ -192,11 +211,11 @@ def walk(
             spent[LOOKS] += _effort(fixed, work, table)
             region = _draw_region(work, state.home[table], penalty, heat)
             if region != state.home[table]:
-                price += work.total[region] + penalty * work.lack[region]
+                price += _cost(work, region, penalty)
                 apply(fixed, state, work, table, region)
                 spent[MOVES] += 1
         # A large plan is not copied at each step: what a walk ends with is kept by its caller.
-        if best.shape[0] <= _COPIED and price < lowest - _LEAST:
+        if best.shape[0] <= _COPIED and price < lowest - _LEAST * fixed.number[MAGNITUDE]:
             _, broken = excess(fixed, state)
             if broken <= _UNBROKEN:
                 lowest = price
@@ -213,7 +232,7 @@ def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penal
         spent[LOOKS] += _effort(fixed, work, table)
         for region in range(work.total.shape[0]):
             if region != state.home[table]:
-                total += abs(work.total[region] + penalty * work.lack[region])
+                total += abs(_cost(work, region, penalty))
                 number += 1
     return total / max(number, 1)
 

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from infra.db.logs import SCHEMA
+from infra.db.schema import SCHEMA
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=SCHEMA)
 with context.begin_transaction():

@@ -12,8 +12,10 @@ def main() -> None:
     if missing:
         print(f"mizzen: the command needs {', '.join(missing)}: pip install 'mizzen[client]'", file=sys.stderr)
         sys.exit(2)
-    from mizzen.cli.app import run
-
+    try:
+        from mizzen.cli.app import run
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -60,8 +60,15 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
     yield "preempted", f"{workload['preemptions']} times" if workload["preemptions"] else None
-    yield "tables", ", ".join(workload["tables"])
+    yield "tables", ", ".join(_tables(workload))
     yield "labels", words.pairs(workload["labels"])
+
+
+def _tables(workload: Mapping[str, Any]) -> Iterator[str]:
+    newest = workload["attempts"][-1] if workload["attempts"] else {}
+    stale = newest.get("stale_tables", {}) if newest.get("released_at") is None else {}
+    for name in workload["tables"]:
+        yield f"{name} (complete until {words.clock(stale[name])})" if name in stale else name
 
 
 def _progress(progress: Mapping[str, Any] | None) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from mizzen.cli import words
+from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Commands, Session
 
@@ -25,8 +26,9 @@ def _said(replica: Mapping[str, Any]) -> str:
         said = f"goes at {words.clock(replica['delete_at'])}"
     elif not replica["whole"]:
         said = f"{replica['partitions']} partitions"
-    elif replica["missing_since"] is not None:
-        said = f"stale for {words.between(replica['missing_since'], None)}"
+    elif replica["stale_since"] is not None:
+        said = f"stale for {words.between(replica['stale_since'], None)}"
+        said += ", being topped up" if replica["topping_up"] else ""
     else:
         return ""
     return f" ({said})"
@@ -100,8 +102,23 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
 @click.argument("region")
 @click.pass_obj
 def replicate(session: Session, name: str, region: str) -> None:
-    """Start a copy of a table to a region (operators)."""
+    """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
     session.client.replicate_table(name, region)
+    emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
+
+
+@tables.command("drop-replica")
+@click.argument("name")
+@click.argument("region")
+@click.option("--grace", "grace_s", callback=duration(above_zero=False), metavar="DURATION",
+              help="How long it can be taken back; by default what the installation is set to.")  # fmt: skip
+@click.pass_obj
+def drop_replica(session: Session, name: str, region: str, grace_s: float | None) -> None:
+    """Let a table's replica in a region go: nobody new reads it, and its objects are deleted after a grace (operators).
+
+    Until then, whoever wants the table there takes it back.
+    """
+    session.client.drop_replica(name, region, grace_s)
     emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
 
 

@@ -41,8 +41,13 @@ class Data(Calls):
         return cast(list[views.Partition], answer["items"])
 
     def replicate_table(self, name: str, region: str) -> views.Replica:
-        """Start a copy of a table to a region (operators)."""
+        """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
         answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
+        return cast(views.Replica, answer)
+
+    def drop_replica(self, name: str, region: str, grace_s: float | None = None) -> views.Replica:
+        """Let a table's replica go when the grace is over (operators)."""
+        answer = self._call("DELETE", "tables", name, "replicas", region, params={"grace_s": grace_s})
         return cast(views.Replica, answer)
 
     def set_region(self, name: str, **settings: Any) -> Region:
@@ -56,3 +61,27 @@ class Data(Calls):
     def instance(self, window_days: float | None = None) -> Mapping[str, Any]:
         """Regions, tables and recurring jobs as an instance document: what `mizzen tetris solve` takes (operators)."""
         return cast(Mapping[str, Any], self._call("GET", "tetris", "instance", params={"window_days": window_days}))
+
+    def nights(self, limit: int = 30) -> Mapping[str, Any]:
+        """The newest nights of the placement of tables as `items`, and `paused` (None: moves are not)."""
+        return cast(Mapping[str, Any], self._call("GET", "tetris", "nights", params={"limit": limit}))
+
+    def night(self, night: str) -> views.Night:
+        """A night with what it decided."""
+        return cast(views.Night, self._call("GET", "tetris", "nights", night))
+
+    def begin_night(self, *, dry_run: bool = False) -> views.Night:
+        """Plan the placement of tables now, and move them unless it is a dry run (operators)."""
+        return cast(views.Night, self._call("POST", "tetris", "nights", body={"dry_run": dry_run}))
+
+    def moves(self, night: str, state: str | None = None, limit: int | None = None) -> Iterator[views.Move]:
+        """A night's moves in the order in which they begin; those in a state."""
+        return self._pages(f"tetris/nights/{night}/moves", {"state": state}, limit)
+
+    def pause_moves(self, note: str = "") -> Mapping[str, Any]:
+        """Pause nightly moves (operators)."""
+        return cast(Mapping[str, Any], self._call("PUT", "tetris", "pause", body={"note": note}))
+
+    def resume_moves(self) -> None:
+        """Let nightly moves go on (operators)."""
+        self._call("DELETE", "tetris", "pause")

@@ -1,6 +1,6 @@
 """What the API answers about data, as types: JSON objects as they come."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Replica(TypedDict):
@@ -10,7 +10,8 @@ class Replica(TypedDict):
     state: str
     whole: bool
     partitions: int
-    missing_since: str | None
+    stale_since: str | None
+    topping_up: bool
     delete_at: str | None
     source_region: str | None
     done_bytes: int
@@ -46,3 +47,36 @@ class Recorded(TypedDict):
 
     recorded: int
     known: int
+
+
+class Night(TypedDict):
+    """A night of the placement of tables; `state` is planning, moving, ended or failed."""
+
+    id: str
+    dry_run: bool
+    state: str
+    started_at: str
+    planned_at: str | None
+    deadline_at: str
+    ended_at: str | None
+    moves: dict[str, int]
+    moved_bytes: int
+    artifact_url: str | None
+    problem: str | None
+    report: dict[str, Any] | None
+
+
+class Move(TypedDict):
+    """A move of a night; `kind` is home, replica, refresh or drop, `state` waiting, copying, done or left."""
+
+    number: int
+    kind: str
+    table: str
+    source_region: str
+    target_region: str
+    size_bytes: int
+    state: str
+    left_because: str | None
+    begun_at: str | None
+    ended_at: str | None
+    why: dict[str, Any]

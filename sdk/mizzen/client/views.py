@@ -186,6 +186,7 @@ class Attempt(TypedDict):
     load: Load | None
     notice: Notice | None
     lost_s: float | None
+    stale_tables: dict[str, str]
     gpus: dict[str, int]
     cpus: float
 

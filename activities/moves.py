@@ -1,0 +1,154 @@
+"""A night's moves: which one is next, beginning it, and switching a table's home once its copy is there."""
+
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.orm import Session
+from temporalio import activity
+
+from activities.night_moves import give_up
+from domain.nights import MoveOrder, MoveRef, NextMove
+from domain.protocol import Activity
+from infra.config import Settings
+from infra.db import events, outbox
+from infra.db.catalogue import drop_replica, want_replica
+from infra.db.models import Region, Replica, Table
+from infra.db.nights import Night, NightMove, NightPause
+from infra.db.session import transaction
+
+_STORED = text(
+    "select coalesce(sum(t.size_bytes), 0) from replica as r join data_table as t on t.name = r.data_table"
+    " where r.region = :region"
+)
+
+
+class MoveActivities:
+    """Effects on the catalogue of moves that workflows of nights make."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._nightly = settings.tetris.nightly
+
+    @activity.defn(name=Activity.NEXT_MOVE.value)
+    def next_move(self, ask: NextMove) -> MoveOrder:
+        """Begins the first move that waits and can be made; the others before it are left, with the reason.
+
+        A lane that asks again without having finished gets what it has.
+        """
+        with transaction(self._engine) as session:
+            # Locked: one lane after the other looks for a move.
+            night = session.get(Night, ask.night, with_for_update=True)
+            if night is None or night.state != "moving" or night.dry_run:
+                return MoveOrder(over=True)
+            own = NightMove.night == ask.night
+            mine = session.scalars(select(NightMove).where(own, NightMove.lane == ask.lane, _COPYING)).one_or_none()
+            if session.get(NightPause, True) is not None:
+                return MoveOrder(paused=True)
+            if mine is not None:
+                return _order(mine)
+            if session.execute(select(func.clock_timestamp() > night.deadline_at)).scalar_one():
+                return MoveOrder(over=True)
+            waiting = select(NightMove).where(own, NightMove.state == "waiting").order_by(NightMove.number).limit(1)
+            while (move := session.scalars(waiting).one_or_none()) is not None:
+                if self._begun(session, move):
+                    move.lane = ask.lane
+                    return _order(move)
+                session.flush()
+            return MoveOrder(over=True)
+
+    @activity.defn(name=Activity.FINISH_MOVE.value)
+    def finish_move(self, ref: MoveRef) -> bool:
+        """Ends a move whose copy has ended: of a new home, the table's home is switched, and the old copy gets its
+        grace, in one transaction. False: it was appended to meanwhile, and the copy is to be made complete first.
+        """
+        with transaction(self._engine) as session:
+            move = session.get(NightMove, (ref.night, ref.number), with_for_update=True)
+            if move is None or move.state != "copying":
+                return True
+            table = session.get(Table, move.data_table, with_for_update=True)
+            copy = session.get(Replica, (move.data_table, move.target_region), with_for_update=True)
+            problem = ref.problem
+            if problem is None and (table is None or copy is None or copy.state == "deleting"):
+                problem = "the table or its replica went meanwhile"
+            if problem is not None or table is None or copy is None:
+                _leave(move, problem or "")
+                if copy is not None:
+                    give_up(session, copy, move.night, self._nightly.grace_s)
+                return True
+            if copy.state != "ready" or (move.kind != "replica" and copy.stale_since is not None):
+                return False
+            if move.kind == "home" and not self._switched(session, move, table):
+                return True
+            _done(move)
+            return True
+
+    def _begun(self, session: Session, move: NightMove) -> bool:
+        """Whether the move is to be copied now; else it is done or left."""
+        table = session.get(Table, move.data_table, with_for_update=True)
+        target = session.get(Region, move.target_region)
+        if table is None or target is None:
+            return _leave(move, f"there is no {'table' if table is None else 'region'} of its name any more")
+        if move.kind == "home" and table.home_region != move.source_region:
+            return _leave(move, f"the table's home is {table.home_region} by now")
+        there = session.get(Replica, (move.data_table, move.target_region), with_for_update=True)
+        if move.kind == "drop":
+            return self._dropped(session, move, table, there)
+        if move.kind == "refresh" and (there is None or there.state != "ready"):
+            return _leave(move, "there is no replica to refresh any more")
+        if there is None:
+            over = _over_bytes(session, target, table.size_bytes)
+            if over > 0:
+                return _leave(move, f"{target.name} would hold {over:,} bytes more than its storage")
+        copy = want_replica(session, move.data_table, move.target_region, fresh=True, night=move.night)
+        if copy is None or copy.state == "deleting":
+            return _leave(move, f"its objects in {move.target_region} are being deleted")
+        move.state, move.begun_at = "copying", func.clock_timestamp()
+        session.flush()
+        return True
+
+    def _dropped(self, session: Session, move: NightMove, table: Table, there: Replica | None) -> bool:
+        if there is None or there.state != "ready" or table.home_region == move.target_region:
+            return _leave(move, "there is no replica to drop any more")
+        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, night=move.night)
+        move.begun_at = func.clock_timestamp()
+        return _done(move)
+
+    def _switched(self, session: Session, move: NightMove, table: Table) -> bool:
+        if table.home_region != move.source_region:
+            return _leave(move, f"the table's home is {table.home_region} by now")
+        table.home_region = move.target_region
+        session.flush()
+        old = session.get(Replica, (table.name, move.source_region), with_for_update=True)
+        if old is not None and move.keeps_source and old.state == "ready":
+            old.made_by = "night"
+        else:
+            drop_replica(session, table.name, move.source_region, grace_s=self._nightly.grace_s, night=move.night)
+        detail = {"table": table.name, "source": move.source_region, "night": move.night}
+        events.record(session, "table.moved", region=move.target_region, detail=detail)
+        outbox.wake_scheduler(session)
+        return True
+
+
+_COPYING = NightMove.state == "copying"
+
+
+def _order(move: NightMove) -> MoveOrder:
+    return MoveOrder(
+        number=move.number, table=move.data_table, source_region=move.source_region, target_region=move.target_region
+    )
+
+
+def _leave(move: NightMove, because: str) -> bool:
+    move.state, move.left_because, move.ended_at = "left", because, func.clock_timestamp()
+    return False
+
+
+def _done(move: NightMove) -> bool:
+    move.state, move.ended_at = "done", func.clock_timestamp()
+    return False
+
+
+def _over_bytes(session: Session, region: Region, more_bytes: int) -> int:
+    """How far the region is over what it holds with so many bytes more, copies in their grace included."""
+    if region.storage_bytes is None:
+        return 0
+    stored = int(session.execute(_STORED, {"region": region.name}).scalar_one())
+    return stored + more_bytes - region.storage_bytes

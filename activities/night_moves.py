@@ -1,0 +1,104 @@
+"""What a night moves: its plan beside what is there, within the day's quota."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import and_, exists, func, select
+from sqlalchemy.orm import Session
+
+from infra.db.catalogue import drop_replica
+from infra.db.models import Partition, Replica, ReplicaPartition, Table
+from infra.db.nights import NightMove
+
+_GIVEN_UP_S = 60.0
+_OVER_QUOTA = "the quota of bytes moved a day is used up"
+
+
+def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Iterator[dict[str, Any]]:
+    """Rows of `NightMove` but for night and number, in the order in which they begin.
+
+    Replicas that nobody wants any more go first; then tables come to their new homes, stale replicas get what they
+    lack, and new ones are made. What is over the quota is left: a plan without it is no worse than none.
+    """
+    replicas = json.loads((folder / "replicas.json").read_text())["replicas"]
+    wanted = {(r["table"], r["region"]) for r in replicas}
+    planned = list(_planned(folder))
+    coming = {(m["table"], m["target"]) for m in planned}
+    yield from _drops(session, wanted | coming)
+    left = float("inf") if quota_bytes is None else quota_bytes
+    for kind, moves in (
+        ("home", [m for m in planned if m["kind"] == "home"]),
+        ("refresh", _refreshes(session, wanted, coming)),
+        ("replica", [m for m in planned if m["kind"] == "replica"]),
+    ):
+        for move in moves:
+            size = int(move["size_bytes"])
+            fits = size <= left
+            left -= size if fits else 0
+            yield {
+                "kind": kind, "data_table": move["table"], "source_region": move["source"],
+                "target_region": move["target"], "size_bytes": size, "why": move["why"],
+                "keeps_source": kind == "home" and (move["table"], move["source"]) in wanted,
+                "state": "waiting" if fits else "left", "left_because": None if fits else _OVER_QUOTA,
+            }  # fmt: skip
+
+
+def tidy(session: Session, night: str, grace_s: float) -> None:
+    """Gives up copies that earlier nights began and this one does not go on with."""
+    goes_on = exists().where(
+        NightMove.night == night,
+        NightMove.state == "waiting",
+        NightMove.data_table == Replica.data_table,
+        NightMove.target_region == Replica.region,
+    )
+    for copy in session.scalars(select(Replica).where(Replica.state == "copying", ~goes_on)):
+        give_up(session, copy, night, grace_s)
+
+
+def give_up(session: Session, copy: Replica, night: str, grace_s: float) -> None:
+    """What a night copied and nobody waits for goes soon: a copy that did not hear of its end yet hears of this."""
+    if copy.state == "copying" and copy.made_by == "night" and copy.requested_by is None:
+        drop_replica(session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), night=night)
+
+
+def _planned(folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / "moves.jsonl").open() as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """Replicas that a night or a workload made, and that no plan calls for now. An operator's stay."""
+    statement = (
+        select(Replica.data_table, Replica.region, Table.home_region)
+        .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
+        .where(Replica.state == "ready", Replica.made_by != "operator")
+        .order_by(Replica.data_table, Replica.region)
+    )
+    for table, region, home in session.execute(statement):
+        if (table, region) not in wanted:
+            yield {
+                "kind": "drop", "data_table": table, "source_region": home, "target_region": region, "size_bytes": 0,
+                "why": {}, "keeps_source": False, "state": "waiting", "left_because": None,
+            }  # fmt: skip
+
+
+def _refreshes(session: Session, wanted: set[tuple[str, str]], coming: set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """What stale replicas of whole tables lack, the stalest first, but for those that a move completes or drops."""
+    held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
+    statement = (
+        select(Replica.data_table, Replica.region, Table.home_region, Replica.made_by, func.sum(Partition.size_bytes))
+        .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
+        .join(Partition, Partition.data_table == Replica.data_table)
+        .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
+        .where(Replica.state == "ready", Replica.stale_since.is_not(None), ReplicaPartition.ready_at.is_(None))
+        .group_by(Replica.data_table, Replica.region, Table.home_region)
+        .order_by(Replica.stale_since, Replica.data_table, Replica.region)
+    )
+    return [
+        {"table": table, "source": home, "target": region, "size_bytes": size, "why": {}}
+        for table, region, home, made_by, size in session.execute(statement)
+        if (table, region) not in coming and ((table, region) in wanted or made_by == "operator")
+    ]

@@ -1,0 +1,53 @@
+"""Temporal's schedule of the nightly placement of tables, as the settings say."""
+
+from datetime import timedelta
+
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleCalendarSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleRange,
+    ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+
+from domain import ids
+from infra.config import NightlySettings
+
+
+def night_schedule(nightly: NightlySettings) -> Schedule:
+    """One start a day in the settings' time zone; a night that is still at it is not joined by another."""
+    calendars = []
+    if nightly.start is not None:
+        hour, minute = (int(part) for part in nightly.start.split(":"))
+        calendars.append(ScheduleCalendarSpec(hour=[ScheduleRange(hour)], minute=[ScheduleRange(minute)]))
+    return Schedule(
+        action=ScheduleActionStartWorkflow("NightWorkflow", id=ids.NIGHT_WORKFLOW_ID, task_queue=ids.CONTROL_QUEUE),
+        spec=ScheduleSpec(
+            calendars=calendars,
+            jitter=timedelta(seconds=nightly.jitter_s),
+            time_zone_name=nightly.time_zone,
+        ),
+        policy=SchedulePolicy(
+            overlap=ScheduleOverlapPolicy.SKIP, catchup_window=timedelta(seconds=nightly.catch_up_s)
+        ),
+    )  # fmt: skip
+
+
+async def set_schedule(client: Client, nightly: NightlySettings) -> None:
+    """Makes the schedule, or changes the one that is there; whether it is paused in Temporal stays as it is."""
+    wanted = night_schedule(nightly)
+    try:
+        await client.create_schedule(ids.NIGHT_SCHEDULE_ID, wanted)
+    except ScheduleAlreadyRunningError:
+
+        def change(found: ScheduleUpdateInput) -> ScheduleUpdate:
+            wanted.state = found.description.schedule.state
+            return ScheduleUpdate(wanted)
+
+        await client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID).update(change)

@@ -1,0 +1,8 @@
+"""All tables of the database, wherever they are declared."""
+
+from infra.db import logs as logs
+from infra.db import models as models
+from infra.db import nights as nights
+from infra.db.base import Base
+
+SCHEMA = Base.metadata

@@ -1,0 +1,169 @@
+"""`mizzen tetris plan`, `nights`, `moves`, `pause`: what the slow path decides in an installation, and moves."""
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.exits import Exit
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.session import Session, finish, say
+from mizzen.client.client import Client
+
+_MOVES_SHOWN = 20
+_UNPLACED_SHOWN = 10
+_ASK_EVERY_S = 0.5
+_SAY_EVERY_S = 5.0
+_STATES = ("done", "copying", "waiting", "left")
+
+
+def _moves_said(night: Mapping[str, Any]) -> str:
+    counts = night["moves"]
+    return ", ".join(f"{counts[state]:,} {state}" for state in _STATES if state in counts)
+
+
+_NIGHT_COLUMNS = (
+    Column("ID", lambda n: n["id"]),
+    Column("STATE", lambda n: n["state"]),
+    Column("STARTED", lambda n: words.ago(n["started_at"]), drop=1),
+    Column("TOOK", lambda n: words.between(n["started_at"], n["ended_at"]), drop=2),
+    Column("MOVED", lambda n: words.size(n["moved_bytes"]), right=True),
+    Column("MOVES", lambda n: n["problem"] or ("dry run: " if n["dry_run"] else "") + _moves_said(n), flexible=True),
+)
+_MOVE_COLUMNS = (
+    Column("NUMBER", lambda m: str(m["number"]), right=True),
+    Column("KIND", lambda m: m["kind"]),
+    Column("TABLE", lambda m: m["table"]),
+    Column("FROM", lambda m: m["source_region"], drop=1),
+    Column("TO", lambda m: m["target_region"]),
+    Column("SIZE", lambda m: words.size(m["size_bytes"]), right=True),
+    Column("STATE", lambda m: m["state"]),
+    Column("WHY", lambda m: m["left_because"] or _why(m["why"]), flexible=True),
+)
+
+
+def _why(why: Mapping[str, Any]) -> str:
+    if "total" in why:
+        changes = {"gain": "gain_region", "lose": "lose_region", "change": "change_region"}
+        counts = [f"{len(why[key])} {word} a region" for word, key in changes.items() if why.get(key)]
+        return f"total {why['total']:+.4g}" + (f"; jobs: {', '.join(counts)}" if counts else "")
+    return str(why.get("reason", "")).replace("_", " ") + (f": {why['job']}" if "job" in why else "")
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Decide and show it; nothing moves.")
+@click.pass_obj
+def plan(session: Session, dry_run: bool) -> None:
+    """Decide now where tables belong, show it, and begin to move them (operators)."""
+    night = session.client.begin_night(dry_run=dry_run)
+    began_s = said_s = time.monotonic()
+    while night["state"] == "planning":
+        time.sleep(_ASK_EVERY_S)
+        night = session.client.night(night["id"])
+        if time.monotonic() - said_s >= _SAY_EVERY_S:
+            said_s = time.monotonic()
+            say(f"{night['id']}: planning for {said_s - began_s:.0f} s")
+    emit_one(session, night, lambda: "\n".join(_page(session.client, night)))
+    if night["state"] == "failed":
+        finish(Exit.UNAVAILABLE)
+
+
+@click.command()
+@click.option("--limit", type=click.IntRange(1, 500), default=30, show_default=True)
+@click.pass_obj
+def nights(session: Session, limit: int) -> None:
+    """List nights, the newest first: what they moved, and what they left."""
+    answer = session.client.nights(limit)
+    emit_list(session, answer["items"], _NIGHT_COLUMNS)
+    if answer["paused"] is not None:
+        paused = answer["paused"]
+        note = f": {paused['note']}" if paused["note"] else ""
+        say(f"moves are paused since {words.clock(paused['since'])} by {paused['by']}{note}")
+
+
+@click.command()
+@click.argument("night", required=False)
+@click.pass_obj
+def report(session: Session, night: str | None) -> None:
+    """Show what NIGHT (default: the newest) decided: regions before and after, moves by gain, jobs left unplaced."""
+    found = session.client.night(night or _newest(session))
+    emit_one(session, found, lambda: "\n".join(_page(session.client, found)))
+
+
+@click.command()
+@click.argument("night", required=False)
+@click.option("--state", type=click.Choice(["waiting", "copying", "done", "left"]), help="Only those in this state.")
+@click.pass_obj
+def moves(session: Session, night: str | None, state: str | None) -> None:
+    """List the moves of NIGHT (default: the newest) in the order in which they begin, and why some were left."""
+    listed = list(session.client.moves(night or _newest(session), state))
+    emit_list(session, listed, _MOVE_COLUMNS, name=lambda m: str(m["table"]))
+
+
+@click.command()
+@click.option("--note", default="", help="Why, for the others.")
+@click.pass_obj
+def pause(session: Session, note: str) -> None:
+    """Pause nightly moves, also the one that is on its way; what is copied stays (operators)."""
+    paused = session.client.pause_moves(note)
+    emit_one(session, paused, lambda: f"paused since {words.clock(paused['since'])}", name="paused")
+
+
+@click.command()
+@click.pass_obj
+def resume(session: Session) -> None:
+    """Let nightly moves go on where they stopped (operators)."""
+    session.client.resume_moves()
+    emit_one(session, {"paused": None}, lambda: "resumed", name="resumed")
+
+
+COMMANDS = (plan, nights, report, moves, pause, resume)
+
+
+def _newest(session: Session) -> str:
+    items = session.client.nights(1)["items"]
+    if not items:
+        say("there was no night yet; `mizzen tetris plan --dry-run` plans one")
+        finish(Exit.NOT_FOUND)
+    return str(items[0]["id"])
+
+
+def _page(client: Client, night: Mapping[str, Any]) -> Iterator[str]:
+    """What an operator looks at before anything moves."""
+    from tetris.report import Summary, cannot_hold, lines
+
+    yield f"{night['id']}: {night['state']}" + (", a dry run" if night["dry_run"] else "")
+    if night["problem"] is not None:
+        yield f"it failed: {night['problem']}"
+    if night["report"] is None:
+        return
+    summary = Summary.of(night["report"]["summary"])
+    yield ""
+    yield from lines(summary)
+    yield from cannot_hold(summary)
+    yield ""
+    yield f"moves: {_moves_said(night) or 'none'}"
+    total = sum(night["moves"].values())
+    for move in islice(client.moves(night["id"], limit=_MOVES_SHOWN), _MOVES_SHOWN):
+        yield f"  {_move_said(move, left=not night['dry_run'])}"
+    if total > _MOVES_SHOWN:
+        yield f"  and {total - _MOVES_SHOWN:,} more: mizzen tetris moves {night['id']}"
+    unplaced, count = night["report"]["unplaced"], night["report"]["unplaced_jobs"]
+    if count:
+        yield f"{count:,} jobs find no region with their data and hardware:"
+    for job in unplaced[:_UNPLACED_SHOWN]:
+        short = f", {words.size(job['short_bytes'])} short" if job["short_bytes"] else ""
+        yield f"  {job['job']} (priority {job['level']}): {job['reason'].replace('_', ' ')}{short}"
+    if len(unplaced) > _UNPLACED_SHOWN:
+        yield f"  and {count - _UNPLACED_SHOWN:,} more; report.json in {night['artifact_url']} has them"
+
+
+def _move_said(move: Mapping[str, Any], *, left: bool) -> str:
+    way = move["target_region"] if move["kind"] == "drop" else f"{move['source_region']} -> {move['target_region']}"
+    said = f"{move['kind']} {move['table']}: {way}, {words.size(move['size_bytes'])}"
+    if why := _why(move["why"]):
+        said += f", {why}"
+    return said + (f" (left: {move['left_because']})" if left and move["state"] == "left" else "")

@@ -1,0 +1,110 @@
+"""Documents that a command writes: checked before the work begins, and there as a whole or not at all."""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from infra.errors import ConfigurationError
+
+STANDARD = Path("-")
+"""Standard output, or input."""
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]) -> None:
+    """See to it that each file can be written; by the names of options and arguments.
+
+    Raises:
+        ConfigurationError: a file is a folder or cannot be written, is named twice, or is one that is read.
+    """
+    known = {_identity(path): name for name, path in inputs.items() if path != STANDARD}
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if not _is_device(path):
+            same = known.setdefault(_identity(path), name)
+            if same != name:
+                raise ConfigurationError(f"{name}: {_shown(path)}: is {same} too: give another file")
+        if path != STANDARD:
+            _check_writable(name, path)
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Write a document to a file, or to standard output (`-`). A file that was there stays until the new one is whole.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    text = json.dumps(body, indent=1, allow_nan=False) + "\n"
+    if path == STANDARD:
+        _print(text)
+        return
+    try:
+        if _is_device(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        with _beside(path) as (file, name):
+            file.write(text)
+            file.close()
+            if path.exists():
+                shutil.copymode(path, name)
+            name.replace(path.resolve())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}: it is as it was before") from None
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left in the buffer would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ConfigurationError(f"standard output: {error.strerror}") from None
+
+
+def _check_writable(name: str, path: Path) -> None:
+    if path.is_dir():
+        raise ConfigurationError(f"{name}: {path}: is a folder: give a file")
+    if not path.resolve().parent.is_dir():
+        raise ConfigurationError(f"{name}: {path}: folder {path.resolve().parent} does not exist")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigurationError(f"{name}: {path}: may not be written")
+    if not _is_device(path):
+        try:
+            with _beside(path):
+                pass
+        except OSError as error:
+            raise ConfigurationError(f"{name}: {path}: nothing can be written beside it: {error.strerror}") from None
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[tuple[IO[str], Path]]:
+    """A new file in the folder of another, and its name; it is gone in the end unless it was renamed."""
+    target = path.resolve()
+    name = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
+    with name.open("x", encoding="utf-8") as file:
+        try:
+            yield file, name
+        finally:
+            name.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    """A terminal, a pipe, /dev/null: what is there and may not be replaced."""
+    return path != STANDARD and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _identity(path: Path) -> Path:
+    return path if path == STANDARD else path.resolve()
+
+
+def _shown(path: Path) -> str:
+    return "standard output" if path == STANDARD else str(path)

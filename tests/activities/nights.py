@@ -1,0 +1,129 @@
+"""Installations with tables in two regions, and nights of which the moves are given."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+from temporalio.testing import ActivityEnvironment
+
+from activities.copies import CopyActivities
+from activities.moves import MoveActivities
+from activities.nights import NightActivities
+from domain.nights import MoveOrder, MoveRef, NextMove
+from domain.protocol import ReplicateTable
+from infra.config import NightlySettings, TetrisSettings
+from infra.db.logs import UsageRun
+from infra.db.models import Partition, Region, Replica, Table
+from infra.db.nights import Night, NightMove
+from tests.activities.world import World
+
+NIGHT = "night-1"
+DAYS = ("ds=1", "ds=2")
+
+
+def body(table: str, day: str) -> bytes:
+    """What a partition's object holds."""
+    return f"{table} {day} ".encode() * 40
+
+
+class NightWorld:
+    """A world whose regions have storage, and its nights."""
+
+    def __init__(self, world: World, **nightly: Any) -> None:
+        self.world = world
+        settings = TetrisSettings(nightly=NightlySettings(**{"solve_s": 0.0, "grace_s": 3600.0, **nightly}))
+        world.settings = world.settings.model_copy(update={"tetris": settings})
+        self.nights = NightActivities(world.engine, world.settings)
+        self.moves = MoveActivities(world.engine, world.settings)
+        self.copies = CopyActivities(world.engine, world.settings)
+
+    def region(self, name: str, storage_bytes: int = 10**9) -> None:
+        """A region that holds so much."""
+        self.world.region(name)
+        self.world.alter(Region, name, storage_bytes=storage_bytes)
+
+    def table(self, name: str, home: str, *replicas: str, days: tuple[str, ...] = DAYS) -> None:
+        """A table of a partition each day, with its objects, at home and in other regions."""
+        with self.world.session() as session:
+            session.add(Table(name=name, home_region=home))
+            session.flush()
+            session.add_all(
+                Partition(
+                    data_table=name, name=d, location=f"tables/{name}/{d}/", size_bytes=len(body(name, d))
+                )
+                for d in days
+            )  # fmt: skip
+            session.flush()
+            for region in (home, *replicas):
+                session.add(Replica(data_table=name, region=region, state="ready", ready_at=func.now()))
+                for day in days:
+                    self.world.bucket(region).put(f"tables/{name}/{day}/part-0", body(name, day))
+
+    def append(self, name: str, day: str) -> None:
+        """Another day, at the home of the table."""
+        with self.world.session() as session:
+            home = session.get_one(Table, name).home_region
+            self.world.bucket(home).put(f"tables/{name}/{day}/part-0", body(name, day))
+            location = f"tables/{name}/{day}/"
+            session.add(Partition(data_table=name, name=day, location=location, size_bytes=len(body(name, day))))
+
+    def usage(self, job: str, *tables: str, gpu_type: str = "a100", hours: float = 10.0, priority: int = 1) -> None:
+        """A run of a job on the day that ends now."""
+        with self.world.session() as session:
+            session.add(
+                UsageRun(
+                    source="ml", run=job, job=job, kind="ml", app="training", priority=priority, tables=list(tables),
+                    gpu_hours={gpu_type: hours}, ended_at=func.now(),
+                )
+            )  # fmt: skip
+
+    def night(self, *moves: Mapping[str, Any], deadline_s: float = 3600.0, night: str = NIGHT) -> None:
+        """A planned night with these moves, in their order."""
+        with self.world.session() as session:
+            deadline = func.now() + timedelta(seconds=deadline_s)
+            session.add(Night(id=night, dry_run=False, state="moving", deadline_at=deadline))
+            session.flush()
+            for number, move in enumerate(moves, 1):
+                session.add(NightMove(night=night, number=number, **move))
+
+    def next(self, lane: int = 0, night: str = NIGHT) -> MoveOrder:
+        """The next move of a lane."""
+        return self.moves.next_move(NextMove(night, lane))
+
+    def copy(self, order: MoveOrder) -> int:
+        """Copies what a move calls for."""
+        request = ReplicateTable(order.table, order.source_region, order.target_region, "nightly")
+        return int(ActivityEnvironment().run(self.copies.copy_table, request))
+
+    def finish(self, order: MoveOrder, problem: str | None = None, night: str = NIGHT) -> bool:
+        """Ends a move."""
+        return self.moves.finish_move(MoveRef(night, order.number, problem))
+
+    def states(self, night: str = NIGHT) -> list[str]:
+        """What became of each move."""
+        with self.world.session() as session:
+            rows = session.scalars(select(NightMove).where(NightMove.night == night).order_by(NightMove.number))
+            return [row.state if row.left_because is None else f"{row.state}: {row.left_because}" for row in rows]
+
+    def homes(self) -> dict[str, str]:
+        """Table to its home."""
+        with self.world.session() as session:
+            return {row.name: row.home_region for row in session.scalars(select(Table))}
+
+    def replicas(self, table: str) -> dict[str, str]:
+        """Region to the state of the table's replica there."""
+        with self.world.session() as session:
+            rows = session.scalars(select(Replica).where(Replica.data_table == table).order_by(Replica.region))
+            return {row.region: row.state for row in rows}
+
+    def delete_at(self, table: str, region: str) -> datetime | None:
+        """When a replica's objects go."""
+        with self.world.session() as session:
+            return session.get_one(Replica, (table, region)).delete_at
+
+
+def home(table: str, source: str, target: str, **more: Any) -> dict[str, Any]:
+    """A move of a table to a new home."""
+    way = {"source_region": source, "target_region": target}
+    return {"kind": "home", "data_table": table, **way, "size_bytes": 100, **more}

@@ -1,0 +1,155 @@
+"""Workers killed at random instants of a night's moves: every table always has a whole copy, and in the end one."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from temporalio.client import Client
+from temporalio.testing import ActivityEnvironment
+
+from activities.house import HouseActivities
+from activities.removal import RemovalActivities
+from infra.config import CopySettings
+from infra.db import outbox
+from infra.db.models import Replica, Table
+from infra.db.nights import Night, begin_night
+from mizzen.objects import ObjectStore
+from tests.activities.nights import NightWorld, body, home
+from tests.activities.world import World
+
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
+KILLS = 20 * ROUNDS or 3
+TABLES = 6 * ROUNDS or 6
+REGIONS = ("east", "north", "west")
+LINK_BYTES_PER_S = 40_000.0
+LONGEST_RUN_S = 3.0
+PATIENCE_S = 180.0
+
+
+@pytest.fixture
+def nights(world: World, temporal_address: str, database_url: str) -> NightWorld:
+    """Three regions, and tables that are to move around."""
+    temporal = world.settings.temporal.model_copy(update={"address": temporal_address})
+    copies = CopySettings(link_bytes_per_s=LINK_BYTES_PER_S, keep_unfinished_s=0.001)
+    world.settings = world.settings.model_copy(
+        update={"temporal": temporal, "copies": copies, "database": database_url}
+    )  # fmt: skip
+    made = NightWorld(world, at_once=8, grace_s=0.0, start=None)
+    for region in REGIONS:
+        made.region(region)
+    for number in range(TABLES):
+        made.table(f"t{number}", REGIONS[number % 3])
+    return made
+
+
+@contextmanager
+def victim(nights: NightWorld, checkout: Path) -> Iterator[Callable[..., None]]:
+    """Runs a worker for so long and kills it; see `tests.activities.killable`."""
+    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        given = {"settings": nights.world.settings.model_dump(mode="json"), "regions": REGIONS}
+        print(json.dumps(given), file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+
+        def run(run_s: float | None, until: Callable[[], bool] = lambda: True) -> None:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps({"run_s": run_s}), file=process.stdin, flush=True)
+            if run_s is None:
+                give_up_s = time.monotonic() + PATIENCE_S
+                while not until():
+                    assert time.monotonic() < give_up_s, "it does not end"
+                    time.sleep(0.1)
+                print("stop", file=process.stdin, flush=True)
+            assert process.stdout.readline() == "-9\n"
+
+        yield run
+        process.stdin.close()
+
+
+def _begin(nights: NightWorld, night: str, rng: random.Random) -> None:
+    """A night in which every table moves elsewhere."""
+    homes = nights.homes()
+    moves = [
+        home(table, homes[table], rng.choice([r for r in REGIONS if r != homes[table]])) for table in sorted(homes)
+    ]
+    nights.night(*moves, night=night)
+    with nights.world.session() as session:
+        outbox.night(session, night)
+
+
+def _over(nights: NightWorld, night: str) -> bool:
+    with nights.world.session() as session:
+        return bool(session.get_one(Night, night).state == "ended")
+
+
+def _judge(nights: NightWorld, days: dict[str, list[str]]) -> None:
+    """Each table's home has every byte of every partition, whatever else is on its way."""
+    with nights.world.session() as session:
+        found = {row.name: row.home_region for row in session.scalars(select(Table))}
+        ready = set(session.execute(select(Replica.data_table, Replica.region).where(Replica.state == "ready")).all())
+    assert set(found) == set(days)
+    for table, region in found.items():
+        assert (table, region) in ready
+        bucket = nights.world.bucket(region)
+        for day in days[table]:
+            assert bucket.get(f"tables/{table}/{day}/part-0") == body(table, day)
+
+
+def _names(store: ObjectStore) -> set[str]:
+    """All files, also those that no listing shows."""
+    root = Path(store.uri("").removeprefix("file://"))
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
+    nights: NightWorld, client: Client, checkout: Path
+) -> None:
+    """SIGKILL at random while tables move and are appended to; the next night leaves nothing over."""
+    rng = random.Random(ROUNDS)
+    days = {table: ["ds=1", "ds=2"] for table in nights.homes()}
+    night, kills, done = 0, 0, 0
+    with victim(nights, checkout) as run:
+        while kills < KILLS:
+            night += 1
+            _begin(nights, f"night-{night}", rng)
+            while kills < KILLS and not _over(nights, f"night-{night}"):
+                run(rng.random() * LONGEST_RUN_S)
+                kills += 1
+                table = rng.choice(sorted(days))
+                days[table].append(f"ds={kills + 2}")
+                nights.append(table, days[table][-1])
+                _judge(nights, days)
+            done += nights.states(f"night-{night}").count("done")
+        run(None, lambda: _over(nights, f"night-{night}"))
+        _judge(nights, days)
+        assert done or nights.states(f"night-{night}").count("done")
+        with nights.world.session() as session:
+            begin_night(session, "next", 3600.0, dry_run=False)
+            outbox.night(session, "next")
+        run(None, lambda: _over(nights, "next"))
+        _judge(nights, days)
+    house = HouseActivities(nights.world.engine, nights.world.settings, client)
+    ActivityEnvironment().run(house.expire)
+    removal = RemovalActivities(nights.world.engine, client)
+    for _ in range(2):  # the first one may end a workflow that still copies
+        await ActivityEnvironment().run(removal.remove)
+    with nights.world.session() as session:
+        kept = session.execute(select(Replica.data_table, Replica.region, Replica.state)).all()
+    assert {state for *_, state in kept} == {"ready"}
+    for region in REGIONS:
+        expected = {f"tables/{t}/{day}/part-0" for t, r, _ in kept if r == region for day in days[t]}
+        assert {name for name in _names(nights.world.bucket(region)) if name.startswith("tables/")} == expected

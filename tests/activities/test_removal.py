@@ -1,0 +1,159 @@
+"""Replicas whose time is over go, with their objects and nothing else's, and never under a reader."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from temporalio.client import Client
+from temporalio.testing import ActivityEnvironment
+
+from activities import removal
+from activities.removal import RemovalActivities
+from domain.ids import CONTROL_QUEUE, replica_workflow_id
+from domain.phases import Phase
+from domain.protocol import ReplicateTable
+from infra.db.models import Replica, ReplicaPartition, Table
+from mizzen.objects.files import FileStore
+from mizzen.objects.store import ObjectStore
+from tests.activities.test_replicas import append, complete, held, keys
+from tests.activities.world import World, job
+
+DAYS = ("ds=1", "ds=2")
+OBJECTS = {f"tables/words/{day}/{part}" for day in DAYS for part in "ab"}
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """A table of two days at home in `east`, with a replica in `west`, where there is a machine."""
+    for region in ("east", "west"):
+        world.region(region)
+    world.machine("west/c/m")
+    with world.session() as session:
+        session.add(Table(name="words", home_region="east"))
+        session.flush()
+        session.add(Replica(data_table="words", region="east", state="ready"))
+    for day in DAYS:
+        append(world, day)
+    with world.session() as session:
+        session.add(Replica(data_table="words", region="west", state="copying"))
+    assert complete(world) == 200 and keys(world) == OBJECTS
+    return world
+
+
+def _drop(world: World, grace_s: float = 0.0) -> None:
+    with world.session() as session:
+        session.execute(
+            text(
+                "update replica set state = 'deleting', delete_at = now() + make_interval(secs => :s)"
+                " where region = 'west'"
+            ),
+            {"s": grace_s},
+        )
+
+
+async def _remove(world: World, client: Client) -> None:
+    await ActivityEnvironment().run(RemovalActivities(world.engine, client).remove)
+
+
+def _gone(world: World) -> bool:
+    with world.session() as session:
+        return session.get(Replica, ("words", "west")) is None
+
+
+async def test_what_is_dropped_goes_with_its_objects(fleet: World, client: Client) -> None:
+    """The objects of its partitions go, with those of one that it never got; what nobody has appended yet stays."""
+    append(fleet, "ds=3")
+    for key in ("tables/words/ds=3/a", "tables/words/ds=4/a", "tables/words-2/ds=1/a"):
+        fleet.bucket("west").put(key, b"x")
+    _drop(fleet)
+    home, wakes = keys(fleet, "east"), fleet.put_out("wake")
+    await _remove(fleet, client)
+    assert _gone(fleet) and held(fleet) == []
+    assert keys(fleet) == {"tables/words/ds=4/a", "tables/words-2/ds=1/a"}
+    assert keys(fleet, "east") == home
+    (event,) = fleet.events(kind="replica.deleted")
+    assert (event["region"], event["detail"], fleet.put_out("wake")) == ("west", {"table": "words"}, wakes + 1)
+
+
+async def test_a_replica_of_parts_goes_with_those(fleet: World, client: Client) -> None:
+    """Of the folders of other partitions nobody knows whose they are there: they stay."""
+    with fleet.session() as session:
+        session.delete(session.get_one(ReplicaPartition, ("words", "ds=2", "west")))
+        session.flush()
+        row = session.get_one(Replica, ("words", "west"))
+        row.whole, row.stale_since = False, None
+    _drop(fleet)
+    await _remove(fleet, client)
+    assert _gone(fleet) and keys(fleet) == {"tables/words/ds=2/a", "tables/words/ds=2/b"}
+
+
+async def test_a_table_of_one_partition_goes_whole(fleet: World, client: Client) -> None:
+    """Where a table is all that is under its folder, all of that goes."""
+    fleet.table("images", 2, "east", "west")
+    for key in ("tables/images/a", "tables/images/b/c"):
+        fleet.bucket("west").put(key, b"x")
+    with fleet.session() as session:
+        session.execute(text("update replica set state = 'deleting', delete_at = now()"
+                             " where region = 'west' and data_table = 'images'"))  # fmt: skip
+    await _remove(fleet, client)
+    assert keys(fleet) == OBJECTS
+
+
+async def test_what_is_in_its_grace_or_read_stays(fleet: World, client: Client) -> None:
+    """Before its time a replica stays, and after it for as long as an attempt in the region reads the table."""
+    workload = fleet.running(job(), tables=("words",))
+    assert fleet.workload(workload).region == "west"
+    _drop(fleet, grace_s=60)
+    await _remove(fleet, client)
+    _drop(fleet)
+    await _remove(fleet, client)
+    assert not _gone(fleet) and keys(fleet) == OBJECTS
+    fleet.release(workload, Phase.SUCCEEDED)
+    fleet.running(job())
+    await _remove(fleet, client)
+    assert _gone(fleet) and keys(fleet) == set()
+
+
+async def test_a_deletion_that_stopped_goes_on(fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half deleted, a replica keeps its row, so that the next round finds the rest; nobody takes it back meanwhile."""
+    monkeypatch.setattr(removal, "_AT_ONCE", 1)
+    _drop(fleet)
+    delete = FileStore.delete
+
+    def refuse(store: ObjectStore, key: str) -> None:
+        if key.startswith("tables/words/ds=2"):
+            raise OSError("read-only")
+        delete(store, key)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStore, "delete", refuse)
+        await _remove(fleet, client)
+    assert not _gone(fleet) and keys(fleet) == {"tables/words/ds=2/a", "tables/words/ds=2/b"}
+    await _remove(fleet, client)
+    assert _gone(fleet) and keys(fleet) == set()
+
+
+async def test_what_takes_long_is_done_in_rounds(fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a round's time is over, what is left goes in the next one."""
+    _drop(fleet)
+    with monkeypatch.context() as patched:
+        patched.setattr(removal, "_MOST_S", -1.0)
+        await _remove(fleet, client)
+    assert not _gone(fleet) and keys(fleet) == OBJECTS
+    await _remove(fleet, client)
+    assert _gone(fleet)
+
+
+async def test_a_copy_ends_before_its_replica_goes(fleet: World, client: Client) -> None:
+    """Whoever still copies might put objects there after the others went: it is cancelled, and waited for."""
+    _drop(fleet)
+    id_ = replica_workflow_id("words", "west")
+    request = ReplicateTable("words", "east", "west")
+    handle = await client.start_workflow("ReplicaWorkflow", request, id=id_, task_queue=CONTROL_QUEUE)
+    await _remove(fleet, client)
+    assert not _gone(fleet) and keys(fleet) == OBJECTS
+    events: list[Any] = [event async for event in handle.fetch_history_events()]
+    assert any(event.HasField("workflow_execution_cancel_requested_event_attributes") for event in events)
+    await handle.terminate()
+    await _remove(fleet, client)
+    assert _gone(fleet)

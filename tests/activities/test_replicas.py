@@ -1,0 +1,273 @@
+"""Replicas of tables: completed partition by partition, verified, and taken up again where a copy stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.testing import ActivityEnvironment
+
+from activities import partitions, replicas
+from activities.copies import CopyActivities
+from domain.protocol import NIGHTLY, ReplicateTable
+from infra.db.models import Partition, Replica, ReplicaPartition, Table
+from mizzen.environment import local_path
+from mizzen.objects import copying
+from mizzen.objects.store import open_store
+from tests.activities.world import World
+
+REQUEST = ReplicateTable("words", "east", "west")
+DAYS = ("ds=1", "ds=2", "ds=3")
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """A table of three days at home in `east`, which is to have a replica in `west`."""
+    for region in ("east", "north", "west"):
+        world.region(region)
+    with world.session() as session:
+        session.add(Table(name="words", home_region="east"))
+        session.flush()
+        session.add(Replica(data_table="words", region="east", state="ready"))
+    for day in DAYS:
+        append(world, day)
+    with world.session() as session:
+        session.add(Replica(data_table="words", region="west", state="copying", requested_by="wl-9"))
+    return world
+
+
+def append(world: World, day: str, size_bytes: int = 100, checksum: str | None = None, home: str = "east") -> None:
+    """A partition of two objects is appended at home."""
+    location = f"tables/words/{day}/"
+    for part in "ab":
+        world.bucket(home).put(f"{location}{part}", part.encode() * (size_bytes // 2))
+    with world.session() as session:
+        session.add(
+            Partition(data_table="words", name=day, location=location, size_bytes=size_bytes, checksum=checksum)
+        )
+
+
+def held(world: World, region: str = "west") -> list[str]:
+    """Partitions that a replica has."""
+    with world.session() as session:
+        own = ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None)
+        return sorted(session.scalars(select(ReplicaPartition.partition).where(*own)))
+
+
+def replica(world: World, region: str = "west") -> Replica:
+    """A replica's row."""
+    with world.session() as session:
+        return session.get_one(Replica, ("words", region))
+
+
+def keys(world: World, region: str = "west") -> set[str]:
+    """Objects of a region's bucket."""
+    return {info.key for info in world.bucket(region).list("")}
+
+
+def complete(
+    world: World, request: ReplicateTable = REQUEST, attempt: int = 1, at_beat: Callable[..., None] | None = None
+) -> int:
+    """One try of the copy."""
+    environment = ActivityEnvironment()
+    environment.info = replace(environment.info, attempt=attempt)
+    environment.on_heartbeat = at_beat or environment.on_heartbeat
+    return environment.run(CopyActivities(world.engine, world.settings).copy_table, request)
+
+
+def test_a_replica_is_completed_and_published_once(fleet: World) -> None:
+    """A replica is ready when it has every partition: one event, one scan asked for; copied again it stays so."""
+    fleet.bucket("east").put("tables/words-2/part-0", b"another table")
+    fleet.bucket("east").put("tables/words/ds=4/a", b"not appended yet")
+    for _ in range(2):
+        assert complete(fleet) == 300
+    (event,) = fleet.events(kind="replica.ready")
+    assert event["detail"] == {"table": "words", "source": "east", "bytes": 300, "requested_by": "wl-9"}
+    assert fleet.put_out("wake") == 1
+    row = replica(fleet)
+    assert (row.state, row.done_bytes) == ("ready", 300) and row.ready_at is not None
+    assert keys(fleet) == {f"tables/words/{day}/{part}" for day in DAYS for part in "ab"}
+    assert held(fleet) == list(DAYS)
+
+
+def test_what_is_appended_meanwhile_is_copied_too(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that grows while its replica is made has one more partition to copy, and is ready after it."""
+    bring = replicas.bring
+
+    def grows(*args: Any, **options: Any) -> None:
+        bring(*args, **options)
+        if len(held(fleet)) == 2:
+            append(fleet, "ds=4")
+
+    monkeypatch.setattr(replicas, "bring", grows)
+    assert complete(fleet) == 400
+    assert held(fleet) == [*DAYS, "ds=4"]
+
+
+def test_each_partition_comes_from_the_home_of_its_moment(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the home moves while a replica is made, the rest is copied from the new one."""
+    with fleet.session() as session:
+        session.add(Replica(data_table="words", region="north", state="copying"))
+    complete(fleet, ReplicateTable("words", "east", "north"))
+    sources: list[str] = []
+    bring = replicas.bring
+
+    def moves(source: partitions.Bucket, *args: Any, **options: Any) -> None:
+        sources.append(source.region)
+        bring(source, *args, **options)
+        fleet.alter(Table, "words", home_region="north")
+
+    monkeypatch.setattr(replicas, "bring", moves)
+    assert complete(fleet) == 300
+    assert sources == ["east", "north", "north"]
+    assert replica(fleet).source_region == "north"
+
+
+def test_a_replica_of_parts_gets_those(fleet: World) -> None:
+    """Only the partitions that it is to have are copied, then it is ready."""
+    with fleet.session() as session:
+        session.get_one(Replica, ("words", "west")).whole = False
+        session.add(ReplicaPartition(data_table="words", partition="ds=2", region="west"))
+    assert complete(fleet) == 100
+    assert (held(fleet), replica(fleet).state) == (["ds=2"], "ready")
+    assert keys(fleet) == {"tables/words/ds=2/a", "tables/words/ds=2/b"}
+
+
+_KILLED = """
+import os, signal, sys
+from temporalio.testing import ActivityEnvironment
+from activities.copies import CopyActivities
+from domain.protocol import NIGHTLY, ReplicateTable
+from infra.config import Settings
+from infra.db.session import open_engine
+
+beats = 0
+def beat(*told):
+    global beats
+    beats += bool(told)
+    if beats == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+environment = ActivityEnvironment()
+environment.on_heartbeat = beat
+activities = CopyActivities(open_engine(sys.argv[1]), Settings())
+environment.run(activities.copy_table, ReplicateTable("words", "east", "west"))
+"""
+
+
+def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_url: str, checkout: Path) -> None:
+    """After a SIGKILL what was recorded is whole and nothing is ready; the next try copies only the rest."""
+    done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (held(fleet), replica(fleet).state) == (["ds=1"], "copying")
+    before = {info.key: info.tag for info in fleet.bucket("west").list("")}
+    assert len(before) == 3, "a partition of two objects, and one of the next"
+    assert complete(fleet) == 300
+    after = {info.key: info.tag for info in fleet.bucket("west").list("")}
+    assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
+
+
+def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled, it leaves the parts that are there to the next try, and makes nothing ready."""
+    monkeypatch.setattr(copying.copy_object, "__kwdefaults__", {**copying.copy_object.__kwdefaults__, "part_bytes": 10})
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *told: environment.cancel() if told else None
+    with pytest.raises(CancelledError):
+        environment.run(CopyActivities(fleet.engine, fleet.settings).copy_table, REQUEST)
+    assert (held(fleet), replica(fleet).state, keys(fleet)) == ([], "copying", set())
+    assert complete(fleet) == 300
+
+
+@pytest.mark.parametrize("how", ["gone", "deleting", "forgotten"])
+def test_a_replica_that_nobody_wants_any_more(fleet: World, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A copy whose replica goes, or whose table does, ends without an error, and makes nothing ready."""
+    bring = replicas.bring
+
+    def goes(*args: Any, **options: Any) -> None:
+        bring(*args, **options)
+        with fleet.session() as session:
+            if how == "deleting":
+                session.execute(text("update replica set state = 'deleting', delete_at = now() where region = 'west'"))
+            else:
+                gone = (Table, "words") if how == "forgotten" else (Replica, ("words", "west"))
+                session.delete(session.get_one(*gone))
+
+    monkeypatch.setattr(replicas, "bring", goes)
+    for _ in range(2):
+        assert complete(fleet) == 0
+    assert (held(fleet), fleet.events(kind="replica.ready")) == ([], [])
+
+
+# ------------------------------------------------------------------------------------------------------ verification
+
+
+def _declared(folder: Path) -> str:
+    """The checksum as `docs/data.md` has it computed."""
+    command = r"find . -type f -printf '%P\n' | LC_ALL=C sort | xargs -d '\n' sha256sum | sha256sum"
+    return "sha256:" + subprocess.check_output(command, shell=True, cwd=folder, text=True).split()[0]
+
+
+def test_checksums_are_those_of_the_documented_command(fleet: World, tmp_path: Path) -> None:
+    """What is computed from the store's objects is what the shell computes from the files, whatever their names."""
+    folder = tmp_path / "ds=1"
+    for name in ("b", "B", "a/x", "a-x", "a b", "ä", "back\\slash", "empty"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode() * 7 if name != "empty" else b"")
+    store = open_store(tmp_path.as_uri())
+    objects = [(info.key, info.size_bytes) for info in store.list("ds=1/")]
+    assert partitions.checksum(store, "ds=1/", objects, lambda: None) == _declared(folder)
+
+
+def _folder(world: World, region: str, day: str) -> Path:
+    return local_path(world.bucket(region).uri(f"tables/words/{day}"))
+
+
+def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> None:
+    """The target's objects are read back; other content is removed, told with both checksums, and tried again."""
+    append(fleet, "ds=4", checksum="sha256:" + "0" * 64)
+    found = _declared(_folder(fleet, "east", "ds=4"))
+    expected = f"table words, partition ds=4: {found} in west, it has sha256:{'0' * 64}"
+    with pytest.raises(ApplicationError) as caught:
+        complete(fleet)
+    assert (caught.value.message, caught.value.non_retryable) == (expected, False)
+    assert (held(fleet), replica(fleet).state) == (list(DAYS), "copying")
+    assert not any(key.startswith("tables/words/ds=4/") for key in keys(fleet))
+    with fleet.session() as session:
+        session.execute(text("alter table data_partition disable trigger data_partition_unchanged"))
+        session.get_one(Partition, ("words", "ds=4")).checksum = found
+    assert complete(fleet) == 400
+
+
+def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
+    """From the third try on there is an event with the error, and the next try comes later, at night none."""
+    (_folder(fleet, "east", "ds=2") / "a").unlink()
+    delays = []
+    for attempt in (1, 2, 3):
+        with pytest.raises(ApplicationError, match=r"words, partition ds=2: 50 bytes in east, it has 100") as caught:
+            complete(fleet, attempt=attempt)
+        delays.append(caught.value.next_retry_delay)
+    assert delays == [None, None, replicas._WRONG_AGAIN]
+    (event,) = fleet.events(kind="replica.failed")
+    with pytest.raises(ApplicationError) as given_up:
+        complete(fleet, replace(REQUEST, share=NIGHTLY), attempt=3)
+    assert given_up.value.non_retryable, "the night goes on without it"
+    assert (event["region"], event["detail"]["partition"], event["detail"]["source"]) == ("west", "ds=2", "east")
+    assert event["detail"]["error"] == str(caught.value.message)
+    assert held(fleet) == ["ds=1"]
+
+
+def test_objects_that_are_not_the_partitions(fleet: World) -> None:
+    """A folder in which the target has something else is no partition's: the error names the object."""
+    fleet.bucket("west").put("tables/words/ds=1/c", b"strange")
+    strange = r"107 bytes in west, it has 100; tables/words/ds=1/c has 7, in east None"
+    with pytest.raises(ApplicationError, match=strange):
+        complete(fleet)
+    assert held(fleet) == []

@@ -1,0 +1,51 @@
+"""Plans a night in a process of its own: `python -m tetris FOLDER`.
+
+Compiled searches hold the interpreter, and large instances the memory, of the process that they run in. The folder has
+the instance (`instance/`) and `request.json` (`time_s`, `seed`, `policy`); what was found is written beside them. Each
+line on stdout says how far it is: a part from 0 to 1 and a few words.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tetris.climb import Step
+from tetris.documents import plan_document
+from tetris.folders import read_folder
+from tetris.night import plan_night
+from tetris.replicas import Policy
+
+
+def main(folder: Path) -> None:
+    """Reads the request, and writes `plan.json`, `replicas.json`, `moves.jsonl` and `report.json`."""
+    request = json.loads((folder / "request.json").read_text())
+    policy = request["policy"]
+    policy["correlated"] = {tuple(sorted(pair["regions"])): pair["probability"] for pair in policy["correlated"]}
+    plan = plan_night(
+        read_folder(folder / "instance"),
+        Policy(**policy),
+        time_s=request["time_s"],
+        seed=request["seed"],
+        listener=_tell,
+    )
+    _write(folder / "plan.json", plan_document(plan.homes))
+    _write(folder / "replicas.json", plan.replicas)
+    with (folder / "moves.jsonl").open("w") as lines:
+        for move in plan.moves:
+            lines.write(json.dumps(asdict(move)) + "\n")
+    report = {"summary": plan.summary.document(), "unplaced": plan.unplaced, "unplaced_jobs": plan.unplaced_jobs}
+    _write(folder / "report.json", report)
+
+
+def _tell(step: Step) -> None:
+    print(f"{step.part:.4f} {step.phase}: total {step.total:.6g}", flush=True)
+
+
+def _write(path: Path, body: Any) -> None:
+    path.write_text(json.dumps(body) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,98 @@
+"""One night's plan: new homes, the replicas that they call for, and the moves in the order in which they are made."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from domain.instance import Homes
+from tetris.climb import Listener, climb
+from tetris.columns import Columns, Ints
+from tetris.explain import explain
+from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
+from tetris.report import Summary, summarise
+
+_UNPLACED_TOLD = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NightMove:
+    """One thing to do: the data of a table comes to a region."""
+
+    kind: Literal["home", "replica"]
+    """`home`: the region becomes the table's home, and the old home's copy goes unless it is kept as a replica."""
+    table: str
+    source: str
+    target: str
+    size_bytes: float
+    """What is to be copied: 0 where the target has a replica of the whole table."""
+    why: dict[str, Any]
+    """Of a home, what the move changes (`tetris.explain`); of a replica, its `reason` and `job`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NightPlan:
+    """What a night is to do."""
+
+    homes: Homes
+    moves: tuple[NightMove, ...]
+    """New homes by what they gain, each after those before it; then replicas, the ones that matter most first."""
+    replicas: dict[str, Any]
+    """All that should be, as a document, those that are there among them."""
+    summary: Summary
+    unplaced: tuple[dict[str, Any], ...]
+    """Jobs that no region can run, with why, the first of them."""
+    unplaced_jobs: int
+
+
+def plan_night(
+    columns: Columns,
+    policy: Policy,
+    *,
+    time_s: float,
+    seed: int,
+    listener: Listener | None = None,
+) -> NightPlan:
+    """Decides on homes (MAST 3.4), then on replicas (3.5), and puts what is to be copied in order.
+
+    The instance's quota of moved bytes is for the homes: who makes replicas looks at what is left of it.
+    """
+    home = climb(columns, time_s=time_s, seed=seed, listener=listener).home
+    found = replicate(columns, home, policy)
+    return NightPlan(
+        homes=columns.plan_of(home),
+        moves=(*_homes(columns, home), *_replicas(columns, home, found)),
+        replicas=replicas_document(columns, found),
+        summary=summarise(columns, home),
+        unplaced=tuple(
+            {**asdict(u), "job": columns.job_names[u.job], "level": int(columns.priority[u.job])}
+            for u in found.unplaced[:_UNPLACED_TOLD]
+        ),
+        unplaced_jobs=len(jobs_without_region(columns, found.held)),
+    )
+
+
+def _homes(columns: Columns, home: Ints) -> list[NightMove]:
+    out = []
+    for move in explain(columns, home):
+        why = asdict(move)
+        table, source, target = (why.pop(name) for name in ("table", "source", "target"))
+        out.append(NightMove("home", table, source, target, why.pop("copied_bytes"), why))
+    return out
+
+
+def _replicas(columns: Columns, home: Ints, found: Replicated) -> list[NightMove]:
+    """Those that are not there yet. An old home that is to be a replica is there."""
+    out = []
+    for replica in found.replicas:
+        table, region = replica.table, replica.region
+        there = columns.replica[columns.replica_start[table] : columns.replica_start[table + 1]]
+        if region == columns.home[table] or np.any(there == region):
+            continue
+        size = float(columns.size_bytes[table])
+        why: dict[str, Any] = {"reason": replica.reason}
+        if replica.job >= 0:
+            why["job"] = columns.job_names[replica.job]
+        names = columns.table_names[table], columns.regions[int(home[table])], columns.regions[region]
+        out.append(NightMove("replica", *names, size, why))
+    return out

@@ -1,0 +1,114 @@
+"""One night of the slow path: plan, then move, a few tables at a time (MAST 3.4, 3.5)."""
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from domain.nights import MoveOrder, MoveRef, NextMove, NightRef, NightTicket
+    from domain.protocol import NIGHTLY, Activity, ReplicateTable
+    from workflows.effects import give_up, on_region, record
+
+LONG_HISTORY_EVENTS = 10_000
+"""A history of this length is continued in a new one, once the moves that have begun are finished."""
+_PLAN_TRIES = 3
+_COPY_TRIES = 10
+_COPY_S = 24 * 3600.0
+_GATHERING_S = 2 * 3600.0
+
+
+@workflow.defn(name="NightWorkflow")
+class NightWorkflow:
+    """One for each night; what it has to do is in Postgres, so a new one goes on where another stopped."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._told = False
+
+    @workflow.signal
+    def look(self) -> None:
+        """Moves were paused or resumed."""
+        self._told = True
+
+    @workflow.run
+    async def run(self) -> None:
+        """Plans unless there is a plan, moves until nothing is left or the deadline is over."""
+        night = workflow.info().workflow_id
+        ticket = await record(Activity.OPEN_NIGHT, NightRef(night), NightTicket)
+        problem = await _plan(night, ticket) if ticket.state == "planning" else None
+        if ticket.state not in ("planning", "moving"):
+            return
+        if problem is None:
+            watching = asyncio.create_task(self._watch())
+            await asyncio.gather(*(self._lane(NextMove(night, lane)) for lane in range(ticket.lanes)))
+            give_up(watching)
+            if _is_long():
+                workflow.continue_as_new()
+        await record(Activity.END_NIGHT, NightRef(night, problem))
+
+    async def _watch(self) -> None:
+        while True:
+            await workflow.wait_condition(lambda: self._told)
+            self._told = False
+            self._paused = await record(Activity.NIGHTS_PAUSED, None, bool)
+
+    async def _lane(self, ask: NextMove) -> None:
+        while not _is_long():
+            order = await record(Activity.NEXT_MOVE, ask, MoveOrder)
+            if order.over:
+                return
+            if order.paused:
+                self._paused = True
+                await workflow.wait_condition(lambda: not self._paused or _is_long())
+                continue
+            await self._move(ask.night, order)
+
+    async def _move(self, night: str, order: MoveOrder) -> None:
+        """Copies, and finishes: it may have to copy again what was appended meanwhile. A pause leaves it as it is."""
+        problem = None
+        finished = False
+        while not finished and problem is None:
+            try:
+                if not await self._copied(order):
+                    return
+            except ActivityError as error:
+                problem = str(error.cause or error)
+            finished = await record(Activity.FINISH_MOVE, MoveRef(night, order.number, problem), bool)
+
+    async def _copied(self, order: MoveOrder) -> bool:
+        """False: moves were paused meanwhile, and the copy with them."""
+        request = ReplicateTable(order.table, order.source_region, order.target_region, NIGHTLY)
+        copy = asyncio.ensure_future(
+            on_region(Activity.COPY_TABLE, request, order.target_region, start_to_close_s=_COPY_S, tries=_COPY_TRIES)
+        )
+        pause = asyncio.ensure_future(workflow.wait_condition(lambda: self._paused))
+        await workflow.wait([copy, pause], return_when=asyncio.FIRST_COMPLETED)
+        give_up(pause)
+        if not copy.done():
+            give_up(copy)
+            return False
+        copy.result()
+        return True
+
+
+async def _plan(night: str, ticket: NightTicket) -> str | None:
+    """Why there is no plan; None: there is one."""
+    try:
+        await workflow.execute_activity(
+            Activity.PLAN_NIGHT.value,
+            NightRef(night),
+            start_to_close_timeout=timedelta(seconds=_GATHERING_S + 4 * ticket.solve_s),
+            heartbeat_timeout=timedelta(seconds=60),
+            retry_policy=RetryPolicy(maximum_attempts=_PLAN_TRIES),
+        )
+    except FailureError as error:
+        cause = error.cause or error
+        return cause.message if isinstance(cause, ApplicationError) else str(cause)
+    return None
+
+
+def _is_long() -> bool:
+    return workflow.info().get_current_history_length() > LONG_HISTORY_EVENTS
