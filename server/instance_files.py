@@ -51,6 +51,17 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
         raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
 
 
+def read_any(path: Path) -> "Columns":
+    """The instance in a JSON document, or in a folder of Parquet files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+    from tetris.columns import Columns
+
+    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
+
+
 def read_columns(path: Path) -> "Columns":
     """The instance in a folder of Parquet files.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from domain.instance import DOCUMENT_VERSION
 from infra.errors import ConfigurationError
-from server.instance_files import read_columns, read_document
+from server.instance_files import read_any
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown, starting
 from tetris import documents, exact, report
@@ -48,7 +48,7 @@ def run_solve(
         ConfigurationError: a document or an option cannot be used, or a file cannot be written.
     """
     with starting():
-        columns = _columns(instance)
+        columns = read_any(instance)
         if method != "v0":
             load()
     err = Console(stderr=True)
@@ -100,10 +100,6 @@ def _moves(
         if stop():
             break
     return first, made
-
-
-def _columns(path: Path) -> Columns:
-    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
 def _solve(

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -108,6 +108,23 @@ class _Plan(_Part):
     homes: dict[_Name, _Name]
 
 
+class ReplicaEntry(_Part):
+    """A replica of a plan, by name (`tetris.replicas.replicas_document`)."""
+
+    table: _Name
+    region: _Name
+    reason: str = ""
+    part: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the table's bytes: less than 1 has what `job` needs."""
+    job: _Name | None = None
+
+
+class _Replicas(_Part):
+    version: Literal[1]
+    replicas: list[ReplicaEntry]
+    unplaced: list[Any] = []
+
+
 def read_instance(text: str | bytes) -> Instance:
     """The instance that a JSON document describes.
 
@@ -199,6 +216,25 @@ def read_plan(text: str | bytes, table_names: tuple[str, ...], region_names: tup
     return homes
 
 
+def read_replicas(text: str | bytes, known: Mapping[str, tuple[str, ...]]) -> tuple[ReplicaEntry, ...]:
+    """The replicas for an instance whose names are `known` by `table`, `region` and `job`.
+
+    Raises:
+        DocumentError: as `read_instance`, or a replica names what the instance does not have.
+    """
+    replicas = tuple(_parse(_Replicas, text).replicas)
+    there = {field: frozenset(names) for field, names in known.items()}
+    _raise(
+        [
+            f"replicas.{index}.{field}: {name!r} is no {field} of the instance; it has {_some(known[field])}"
+            for index, replica in enumerate(replicas)
+            for field in there
+            if (name := getattr(replica, field)) is not None and name not in there[field]
+        ]
+    )
+    return replicas
+
+
 def read_file(path: Path) -> bytes:
     """A document's text.
 
@@ -277,6 +313,7 @@ _WORDS = {
     "float_type": "must be a number",
     "int_type": "must be a whole number",
     "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",

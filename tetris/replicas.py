@@ -1,7 +1,8 @@
-"""Extra replicas once homes are decided (MAST 3.5): disaster recovery, jobs that no region can run, hot tables.
+"""Extra replicas once homes are decided (MAST 3.5): jobs that no region can run, disaster recovery, hot tables.
 
-In this order, each within the storage that is left, data of high priority first. What a table has already is kept where
-it serves: a copy that is there costs nothing to move.
+In this order, each within the storage that is left, data of high priority first. The paper has disaster recovery first.
+Where storage is short that leaves jobs without a region, for copies that serve on a bad day only; and a copy that a job
+needs is one for recovery too. What a table has already is kept where it serves: it costs nothing to move.
 """
 
 from collections.abc import Mapping
@@ -73,8 +74,8 @@ class Replicated:
 def replicate(columns: Columns, home: Ints, policy: Policy, needed: Floats | None = None) -> Replicated:
     """The replicas for the homes [T]. `needed` ([E], beside `job_table`): the part of each table that a job reads."""
     step = _Step(columns, home, policy, np.ones(len(columns.job_table)) if needed is None else needed)
-    step.recover()
     step.place_jobs()
+    step.recover()
     step.spread_hot()
     return Replicated(tuple(step.replicas), tuple(step.unplaced), step.held, step.stored)
 
@@ -147,32 +148,6 @@ class _Step:
         self.level = np.full(tables, _UNREAD)
         np.minimum.at(self.level, columns.job_table, np.repeat(columns.priority, np.diff(columns.job_start)))
 
-    def recover(self) -> None:
-        """A replica outside the home: least likely to fail with it, able to take the load, emptiest."""
-        c = self.c
-        wanted = np.flatnonzero(self.level <= self.policy.disaster_recovery_level)
-        risk = self._risk()
-        spare = np.maximum(c.supply_h - self._demand(), 0.0)
-        for table in wanted[np.lexsort((wanted, -c.size_bytes[wanted], self.level[wanted]))]:
-            home = int(self.home[table])
-            jobs = self.table_job[self.table_start[table] : self.table_start[table + 1]]
-            hours = np.bincount(
-                c.gpu_type[jobs][c.gpu_type[jobs] != NONE],
-                weights=c.gpu_h[jobs][c.gpu_type[jobs] != NONE],
-                minlength=len(c.gpu_types),
-            )
-            takes = np.minimum(spare, hours[:, None]).sum(axis=0)
-            fits = self.stored + c.size_bytes[table] <= c.capacity_bytes
-            fits[home] = False
-            if not fits.any():
-                continue
-            # The last key counts first; a name decides where all else is equal.
-            full = self.stored / np.maximum(c.capacity_bytes, 1.0)
-            order = np.lexsort((full, ~self.there[table], -takes, risk[home]))
-            region = int(order[fits[order]][0])
-            self._add(int(table), region, "disaster_recovery", 1.0)
-            spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
-
     def place_jobs(self) -> None:
         """Jobs that no region can run: what they lack goes to the region with the highest supply that has room."""
         c = self.c
@@ -203,6 +178,39 @@ class _Step:
                         self._add(int(table), int(region), "no_region", float(part), job)
                 return
         self.unplaced.append(Unplaced(job, "no_storage", float(short.min())))
+
+    def recover(self) -> None:
+        """A replica outside the home: least likely to fail with it, able to take the load, emptiest.
+
+        A whole copy that a job has got there is one, where nothing is less likely to fail with the home.
+        """
+        c = self.c
+        wanted = np.flatnonzero(self.level <= self.policy.disaster_recovery_level)
+        risk = self._risk()
+        spare = np.maximum(c.supply_h - self._demand(), 0.0)
+        for table in wanted[np.lexsort((wanted, -c.size_bytes[wanted], self.level[wanted]))]:
+            home = int(self.home[table])
+            others = np.arange(len(c.regions)) != home
+            copied = risk[home, others & (self.held[table] == 1.0)].min(initial=np.inf)
+            jobs = self.table_job[self.table_start[table] : self.table_start[table + 1]]
+            hours = np.bincount(
+                c.gpu_type[jobs][c.gpu_type[jobs] != NONE],
+                weights=c.gpu_h[jobs][c.gpu_type[jobs] != NONE],
+                minlength=len(c.gpu_types),
+            )
+            takes = np.minimum(spare, hours[:, None]).sum(axis=0)
+            size = (1.0 - self.held[table]) * c.size_bytes[table]
+            fits = others & (self.held[table] < 1.0) & (self.stored + size <= c.capacity_bytes)
+            if not fits.any():
+                continue
+            # The last key counts first; a name decides where all else is equal.
+            full = self.stored / np.maximum(c.capacity_bytes, 1.0)
+            order = np.lexsort((full, ~self.there[table], -takes, risk[home]))
+            region = int(order[fits[order]][0])
+            if risk[home, region] >= copied:
+                continue
+            self._add(int(table), region, "disaster_recovery", 1.0)
+            spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
 
     def spread_hot(self) -> None:
         """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read.
