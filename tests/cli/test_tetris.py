@@ -129,7 +129,8 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         ("r2,,spark,,2026-11-21T03:00:00Z,,,,", "job: '': must be a text"),
         ("r2,daily,hive,,2026-11-21T03:00:00Z,,,,", "kind: 'hive': must be ml, spark or presto"),
         ("r2,daily,spark,Web,2026-11-21T03:00:00Z,,,,", "tables: 'Web': must be a name, or namespace.name"),
-        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': names a table twice"),
+        ("r2,daily,spark,web.logs/,2026-11-21T03:00:00Z,,,,", "tables: 'web.logs/': must be a name, or namespace.name"),
+        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': names a table or a partition twice"),
         ("r2,daily,spark,,2026-11-21T03:00:00,,,,", "ended_at: '2026-11-21T03:00:00': must be a time with its zone"),
         ("r2,daily,spark,,yesterday,,,,", "ended_at: 'yesterday': must be a time with its zone"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,-1,,,", "cpu_hours: '-1': must be a number of hours from 0"),
@@ -141,6 +142,11 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         (GOOD, "run: 'r1': is that of row 2 too: a run is told once"),
         (GOOD + ",more", "the end: ['more']: the row has more cells than the header"),
         ("r2,daily,spark,web.lags,2026-11-21T03:00:00Z,,,,", "tables[0]: 'web.lags': there is no such table"),
+        ("r2,daily,spark,a/ds=1,2026-11-21T03:00:00Z,,,,", "tables[0]: 'a/ds=1': there is no such table"),
+        (
+            "r2,daily,spark,web.logs/ds=1|web.logs/ds=9,2026-11-21T03:00:00Z,,,,",
+            "tables[1]: 'web.logs/ds=9': table web.logs has no such partition; append it first",
+        ),
     ],
 )
 def test_wrong_rows(logs: Service, write: Write, capsys: Capture, line: str, message: str) -> None:
