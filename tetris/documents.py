@@ -26,6 +26,14 @@ from domain.instance import (
 )
 from domain.instance import instance_document as instance_document  # the writer beside the readers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from domain.reads import Reads
+
+
+def _partition(text: str) -> str:
+    if not text.partition("/")[2]:
+        raise ValueError("must be table/partition")
+    return text
+
 
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
@@ -44,6 +52,7 @@ _Amount = Annotated[float, AfterValidator(_amount)]
 _Level = Annotated[int, Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL)]
 _LevelName = Literal["1", "2", "3", "4", "5", "6", "7"]
 _Name = Annotated[str, Field(min_length=1)]
+_Partition = Annotated[_Name, AfterValidator(_partition)]
 
 
 class DocumentError(ValueError):
@@ -80,6 +89,17 @@ class _Job(_Part):
     cpu_hours: _Amount = 0.0
     priority: _Level
     weight: _Amount = 1.0
+
+
+class _JobReads(_Part):
+    job: _Name
+    partitions: Annotated[tuple[_Partition, ...], Field(min_length=1)]
+
+
+class _Reads(_Part):
+    version: Literal[1]
+    partitions: dict[_Partition, _Amount]
+    reads: tuple[_JobReads, ...]
 
 
 class _Weights(_Part):
@@ -128,6 +148,21 @@ def read_instance(text: str | bytes) -> Instance:
     )
     _raise(check_names(instance))
     return instance
+
+
+def read_reads(text: str | bytes) -> Reads:
+    """Which partitions jobs read; whether they are those of an instance is seen by `tetris.needed`.
+
+    Raises:
+        DocumentError: as `read_instance`, or a job is there twice.
+    """
+    body = _parse(_Reads, text)
+    by_job = {entry.job: entry.partitions for entry in body.reads}
+    if len(by_job) < len(body.reads):
+        names = [entry.job for entry in body.reads]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        _raise([f"reads: job {twice!r} is there twice: a job is named once"])
+    return Reads(body.partitions, by_job)
 
 
 def read_head(text: str | bytes) -> dict[str, Any]:
