@@ -12,6 +12,8 @@ TABLE_RULE = f"a name, or namespace.name where the namespace is not {DEFAULT_NAM
 PARTITION_PATTERN = r"^[A-Za-z0-9_=:+@,-][A-Za-z0-9_=:+@,.-]{0,199}$"
 PARTITION_RULE = "1 to 200 letters, digits and _=:+@,.- with no dot at the start, such as ds=2026-11-22"
 READ_PATTERN = f"{TABLE_PATTERN[:-1]}(/{PARTITION_PATTERN[1:-1]})?$"
+PARTITION_READ_PATTERN = f"{TABLE_PATTERN[:-1]}/{PARTITION_PATTERN[1:]}"
+DATACENTER_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:]}"
 READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the partition is {PARTITION_RULE}"
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)

@@ -38,6 +38,17 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     return 0
 
 
+def read_homes(instance_path: Path, plan_path: Path) -> dict[str, str]:
+    """The home of every table of an instance by a plan: table to region.
+
+    Raises:
+        ConfigurationError: a document cannot be used.
+    """
+    instance = read_document(instance_path, documents.read_instance)
+    plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
+    return {table.name: plan.get(table.name, table.home) for table in instance.tables}
+
+
 def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
     """What a reader makes of a file, or of standard input (`-`).
 
