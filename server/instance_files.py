@@ -22,8 +22,7 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     Raises:
         ConfigurationError: a document cannot be used, or both are to be read from standard input.
     """
-    if instance_path == plan_path == STANDARD:
-        raise ConfigurationError("INSTANCE and PLAN are both standard input: give a file for one of them")
+    _check_two(instance_path, plan_path)
     if instance_path.is_dir():
         from tetris.problem import Problem
 
@@ -42,11 +41,17 @@ def read_homes(instance_path: Path, plan_path: Path) -> dict[str, str]:
     """The home of every table of an instance by a plan: table to region.
 
     Raises:
-        ConfigurationError: a document cannot be used.
+        ConfigurationError: a document cannot be used, or both are to be read from standard input.
     """
+    _check_two(instance_path, plan_path)
     instance = read_document(instance_path, documents.read_instance)
     plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
     return {table.name: plan.get(table.name, table.home) for table in instance.tables}
+
+
+def _check_two(instance_path: Path, plan_path: Path) -> None:
+    if instance_path == plan_path == STANDARD:
+        raise ConfigurationError("INSTANCE and PLAN are both standard input: give a file for one of them")
 
 
 def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
