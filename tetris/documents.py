@@ -28,13 +28,6 @@ from domain.instance import instance_document as instance_document  # the writer
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.reads import Reads
 
-
-def _partition(text: str) -> str:
-    if not text.partition("/")[2]:
-        raise ValueError("must be table/partition")
-    return text
-
-
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
 """How many errors of a document are told."""
@@ -46,6 +39,12 @@ def _amount(value: float) -> float:
     if value != 0 and not LEAST_AMOUNT <= value <= MOST_AMOUNT:
         raise ValueError(AMOUNT)
     return value
+
+
+def _partition(text: str) -> str:
+    if not text.partition("/")[2]:
+        raise ValueError("must be table/partition")
+    return text
 
 
 _Amount = Annotated[float, AfterValidator(_amount)]
@@ -93,13 +92,13 @@ class _Job(_Part):
 
 class _JobReads(_Part):
     job: _Name
-    partitions: Annotated[tuple[_Partition, ...], Field(min_length=1)]
+    partitions: Annotated[list[_Partition], Field(min_length=1)]
 
 
 class _Reads(_Part):
-    version: Literal[1]
+    version: int
     partitions: dict[_Partition, _Amount]
-    reads: tuple[_JobReads, ...]
+    reads: list[_JobReads]
 
 
 class _Weights(_Part):
@@ -157,7 +156,7 @@ def read_reads(text: str | bytes) -> Reads:
         DocumentError: as `read_instance`, or a job is there twice.
     """
     body = _parse(_Reads, text)
-    by_job = {entry.job: entry.partitions for entry in body.reads}
+    by_job = {entry.job: tuple(entry.partitions) for entry in body.reads}
     if len(by_job) < len(body.reads):
         names = [entry.job for entry in body.reads]
         twice = next(name for index, name in enumerate(names) if name in names[:index])

@@ -32,7 +32,7 @@ def test_reads_round_trip() -> None:
     reads = Reads({"t/1": 1.0, "t/2": 0.0}, {"j": ("t/1", "t/2"), "k": ("t/2",)})
     assert documents.read_reads(json.dumps(reads_document(reads))) == reads
     for change, said in (
-        ({"partitions": {"t": 1}}, "partitions.t.[key]: 't'"),
+        ({"partitions": {"t": 1}}, "partitions.t: must be table/partition"),
         ({"partitions": {"t/1": -1}}, "partitions.t/1: -1"),
         ({"reads": [{"job": "j", "partitions": []}]}, "reads.0.partitions: []"),
         ({"reads": [{"job": "j", "partitions": ["t/"]}]}, "reads.0.partitions.0: 't/'"),
