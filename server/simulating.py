@@ -14,7 +14,7 @@ from rich.console import Console
 import simulation.clock
 from domain.units import parse_duration_s
 from infra.errors import ConfigurationError
-from server.instance_files import read_any, read_document
+from server.instance_files import read_any, read_document, read_needed
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.day import FIVE_MINUTES, day_of, placement_of
 from simulation.live import change, live_scenario, load_live
@@ -167,6 +167,7 @@ def run_simulate(
     instance: Path | None,
     plan: Path | None,
     replicas: Path | None,
+    reads: Path | None,
 ) -> int:
     """`mizzen simulate` with its options; the exit code.
 
@@ -186,10 +187,10 @@ def run_simulate(
                 raise ConfigurationError(
                     "--instance is the fleet and the workloads: --fleet and --trace do not go with it"
                 )
-            cases = [Case(_day(instance, plan, replicas, seed, params))]
+            cases = [Case(_day(instance, plan, replicas, reads, seed, params))]
         else:
-            if plan is not None or replicas is not None:
-                raise ConfigurationError("--plan and --replicas are of an instance: they need --instance")
+            if plan is not None or replicas is not None or reads is not None:
+                raise ConfigurationError("--plan, --replicas and --reads are of an instance: they need --instance")
             if fleet is None or trace is None:
                 raise ConfigurationError("--fleet and --trace are needed, or --from-live, or --instance")
             if changes or drains:
@@ -206,12 +207,18 @@ def run_simulate(
     return simulate(cases, names, json_path, report_path)
 
 
-def _day(instance: Path, plan: Path | None, replicas: Path | None, seed: int, params: Sequence[str]) -> Scenario:
+def _day(
+    instance: Path, plan: Path | None, replicas: Path | None, reads: Path | None, seed: int, params: Sequence[str]
+) -> Scenario:
     columns = read_any(instance)
     known = {"table": columns.table_names, "region": columns.regions, "job": columns.job_names}
     homes = {} if plan is None else read_document(plan, lambda text: read_plan(text, known["table"], known["region"]))
     copies = None if replicas is None else read_document(replicas, lambda text: read_replicas(text, known))
-    placement = placement_of(columns, columns.homes_of(homes), copies)
+    needed = read_needed(columns, reads)
+    try:
+        placement = placement_of(columns, columns.homes_of(homes), copies, needed)
+    except ValueError as error:
+        raise ConfigurationError(f"{replicas}: {error} (--reads)") from None
     return day_of(columns, placement, seed=seed, settings=override(FIVE_MINUTES, tuple(params)))
 
 

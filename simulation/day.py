@@ -3,7 +3,7 @@
 What an instance does not say is drawn by a hash of the seed and the job's name, as where a trace is silent.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -17,9 +17,10 @@ from simulation.run import Scenario
 from simulation.settings import Settings
 from simulation.synthetic import GANG_GPUS, lognormal_at
 from simulation.workloads import DAY_S, Workload
-from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.columns import ML, NONE, Columns, Ints
 from tetris.documents import ReplicaEntry
-from tetris.replicas import Parts, candidate_regions
+from tetris.needed import Needed
+from tetris.replicas import Flags, Parts, candidate_regions
 
 TENANT = "jobs"
 """The only tenant, within its quota with all that it asks for: an instance knows no tenants, so levels decide."""
@@ -34,31 +35,40 @@ _PER_MACHINE, _PER_RACK = 8, 16
 class Placement:
     """Where the data is."""
 
-    held: Parts
-    """[T, R] part of each table that is in a region, as in `tetris.replicas.Replicated`."""
-    needed: Floats | None = None
-    """[E] part of each table that a job reads; None: all of it."""
+    held: Parts | Flags
+    """[T, R] part of each table that is in a region; with `needed`, which pieces are there [T + P, R]."""
+    needed: Needed | None = None
+    """What jobs read of their tables; None: all of them."""
 
 
-def placement_of(columns: Columns, home: Ints, replicas: Iterable[ReplicaEntry] | None) -> Placement:
-    """The homes [T] and the replicas; None: those that the instance has, which are used up and left as homes move."""
-    held = np.zeros((len(home), len(columns.regions)), np.float32)
+def placement_of(
+    columns: Columns, home: Ints, replicas: Sequence[ReplicaEntry] | None, needed: Needed | None = None
+) -> Placement:
+    """The homes [T] and the replicas; None: those that the instance has, which are used up and left as homes move.
+
+    Raises:
+        ValueError: a replica has a partition that no job needs.
+    """
+    needed = Needed.of(columns) if needed is None else needed
+    whole = np.zeros((len(home), len(columns.regions)), np.bool_)
     if replicas is None:
         owner = np.repeat(np.arange(len(home)), np.diff(columns.replica_start))
-        held[owner, columns.replica] = 1.0
-    held[np.arange(len(home)), home] = 1.0
-    region, table, job = (
-        {name: number for number, name in enumerate(names)}
-        for names in (columns.regions, columns.table_names, columns.job_names)
-    )
-    needed = np.ones(len(columns.job_table))
+        whole[owner, columns.replica] = True
+    whole[np.arange(len(home)), home] = True
+    region, table = ({name: n for n, name in enumerate(names)} for names in (columns.regions, columns.table_names))
     for one in replicas or ():
-        at = table[one.table], region[one.region]
-        held[at] = max(held[at], np.float32(one.part))
-        if one.job is not None and one.part < 1.0:
-            edges = slice(columns.job_start[job[one.job]], columns.job_start[job[one.job] + 1])
-            needed[edges][columns.job_table[edges] == at[0]] = one.part
-    return Placement(held, needed)
+        if one.partitions is None:
+            whole[table[one.table], region[one.region]] = True
+    pieces = needed.expand(whole).copy()
+    number = {name: len(home) + n for n, name in enumerate(needed.partition_names)}
+    for index, one in enumerate(replicas or ()):
+        for name in one.partitions or ():
+            if name not in number:
+                raise ValueError(
+                    f"replicas.{index}.partitions: {name!r} is read by no job: give the reads that the replicas are for"
+                )
+            pieces[number[name], region[one.region]] = True
+    return Placement(pieces, needed)
 
 
 def day_of(

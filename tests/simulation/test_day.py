@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from domain.instance import Instance, Job, Region, Table
+from domain.reads import Reads
 from mizzen.cli.app import run as mizzen
 from simulation.day import day_of, placement_of
 from tests.simulation.worlds import happenings, when, where
 from tetris.columns import ML, NONE, Columns
 from tetris.documents import DocumentError, ReplicaEntry, instance_document, read_replicas
 from tetris.generate import generate
+from tetris.needed import Needed
 from tetris.replicas import Policy, jobs_without_region, replicas_document, replicate
 
 APART = Instance(
@@ -30,9 +32,9 @@ APART = Instance(
 """`both` has its tables in two regions; no region has what `never` asks for."""
 
 
-def copy(table: str, region: str, part: float = 1.0, job: str | None = None) -> ReplicaEntry:
-    """A replica."""
-    return ReplicaEntry(table=table, region=region, part=part, job=job)
+def copy(table: str, region: str, *partitions: str) -> ReplicaEntry:
+    """A replica, of partitions or of the whole table."""
+    return ReplicaEntry(table=table, region=region, part=0.2 if partitions else 1.0, partitions=[*partitions] or None)
 
 
 def test_a_workload_whose_data_is_apart_is_counted_and_waits() -> None:
@@ -47,15 +49,19 @@ def test_a_workload_whose_data_is_apart_is_counted_and_waits() -> None:
 
 
 def test_a_replica_lets_it_run() -> None:
-    """With a copy of one table beside the other it runs there, also where the copy is of the part that it needs."""
+    """With a copy of one table beside the other it runs there, also where the copy is of what it reads."""
     columns = Columns.of(APART)
-    for replica in (copy("y", "r"), copy("y", "r", 0.2, "both")):
-        placement = placement_of(columns, columns.home, [replica, copy("z", "r")])
+    reads = Reads({"y/1": 1.0, "y/2": 1.0, "z/1": 1.0}, {"both": ("y/1", "y/2"), "kept": ("z/1",)})
+    needed = Needed.of(columns, reads)
+    for replica in (copy("y", "r"), copy("y", "r", "y/1", "y/2")):
+        placement = placement_of(columns, columns.home, [replica, copy("z", "r")], needed)
         run, seen = happenings(day_of(columns, placement))
         assert where(seen) == {"here": "r", "kept": "r", "both": "r"}
         assert run.to_json()["run"]["non_colocated"]["all"] == 0
-    part = placement_of(columns, columns.home, [copy("y", "r", 0.2, "here")])
-    assert "both" not in where(happenings(day_of(columns, part))[1])
+    part = placement_of(columns, columns.home, [copy("y", "r", "y/1"), copy("z", "r", "z/1")], needed)
+    assert where(happenings(day_of(columns, part))[1]) == {"here": "r", "kept": "r"}
+    with pytest.raises(ValueError, match=r"replicas\.0\.partitions: 'y/1' is read by no job"):
+        placement_of(columns, columns.home, [copy("y", "r", "y/1")])
 
 
 def test_replicas_replace_those_that_were() -> None:
@@ -126,7 +132,19 @@ def test_simulate_takes_an_instance_with_its_plan(tmp_path: Path, monkeypatch: p
     assert counted() == 1
     assert counted("--replicas", "replicas.json") == 1
     assert counted("--plan", "plan.json", "--replicas", "replicas.json") == 0
-    for wrong in (["--fleet", "fleet.yaml"], ["--from-live", "live.json"], ["--plan", "none.json"]):
+    (tmp_path / "reads.json").write_text(
+        '{"version": 1, "partitions": {"x/1": 2}, "reads": [{"job": "both", "partitions": ["x/1"]}]}'
+    )
+    (tmp_path / "parts.json").write_text(
+        '{"version": 1, "replicas": [{"table": "x", "region": "s", "part": 0.2, "partitions": ["x/1"]}]}'
+    )
+    assert counted("--plan", "plan.json", "--replicas", "parts.json", "--reads", "reads.json") == 0
+    for wrong in (
+        ["--replicas", "parts.json"],
+        ["--fleet", "fleet.yaml"],
+        ["--from-live", "live.json"],
+        ["--plan", "none.json"],
+    ):
         assert run([*base, *wrong]) == 2
     assert run(["simulate", "--fleet", "f.yaml", "--trace", "t.csv", "--plan", "plan.json"]) == 2
 
@@ -145,5 +163,11 @@ def test_replicas_of_something_else_are_named() -> None:
     text = '{"version": 1, "replicas": [{"table": "x", "region": "q"}, {"table": "w", "region": "r", "part": 2}]}'
     with pytest.raises(DocumentError, match=r"replicas\.1\.part: 2: .*must be at most 1"):
         read_replicas(text, known)
+    some = '{"version": 1, "replicas": [{"table": "x", "region": "r", "part": 0.5}, '
+    some += '{"table": "x", "region": "r", "partitions": ["y/1"]}]}'
+    with pytest.raises(
+        DocumentError, match=r"0\.partitions: null: .*\n.*1\.partitions: 'y/1' is of another table than 'x'"
+    ):
+        read_replicas(some, known)
     with pytest.raises(DocumentError, match=r"replicas\.0\.region: 'q' is no region .* it has r\n.*'w' is no table"):
         read_replicas(text.replace(', "part": 2', ""), known)
