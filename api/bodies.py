@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import Kind, Problem
-from domain.ids import NAME_PATTERN, TABLE_PATTERN, TABLE_RULE, is_table_name
+from domain.ids import NAME_PATTERN, READ_PATTERN, READ_RULE, TABLE_PATTERN, TABLE_RULE, is_read, is_table_name
 from infra.config import ApiSettings
 
 MAX_TEXT = 256
@@ -131,10 +131,18 @@ def _table_name(text: str) -> str:
     return text
 
 
+def _read(text: str) -> str:
+    if not is_read(text):
+        raise ValueError(f"must be {READ_RULE}")
+    return text
+
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=63)]
 """A name as `domain.ids.NAME_RULE` says."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN, max_length=127), AfterValidator(_table_name)]
 """A table's name as `domain.ids.TABLE_RULE` says."""
+Read = Annotated[str, StringConstraints(pattern=READ_PATTERN, max_length=328), AfterValidator(_read)]
+"""What a run read, as `domain.ids.READ_RULE` says: a table, or one partition of it."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 60, strict=True)]
 """A size; at most 1 EiB."""
 Line = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_single_line)]

@@ -27,6 +27,8 @@ SUITES = {
     "cadence": "cadence",
     "tetris-gap": "tetris_gap",
     "tetris-shape": "tetris_shape",
+    "tetris-colocation": "tetris_colocation",
+    "tetris-joint": "tetris_joint",
     "tetris-moves": "tetris_moves",
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",

@@ -11,6 +11,10 @@ DEFAULT_NAMESPACE = "default"
 TABLE_RULE = f"a name, or namespace.name where the namespace is not {DEFAULT_NAMESPACE}; each part is {NAME_RULE}"
 PARTITION_PATTERN = r"^[A-Za-z0-9_=:+@,-][A-Za-z0-9_=:+@,.-]{0,199}$"
 PARTITION_RULE = "1 to 200 letters, digits and _=:+@,.- with no dot at the start, such as ds=2026-11-22"
+READ_PATTERN = f"{TABLE_PATTERN[:-1]}(/{PARTITION_PATTERN[1:-1]})?$"
+PARTITION_READ_PATTERN = f"{TABLE_PATTERN[:-1]}/{PARTITION_PATTERN[1:]}"
+DATACENTER_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:]}"
+READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the partition is {PARTITION_RULE}"
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
@@ -30,6 +34,23 @@ def is_table_name(text: str) -> bool:
 def is_partition_name(text: str) -> bool:
     """Whether `text` may name a partition of a table (`PARTITION_RULE`)."""
     return _PARTITION.fullmatch(text) is not None
+
+
+def is_read(text: str) -> bool:
+    """Whether `text` may name what a run read: a table, or `table/partition` (`READ_RULE`)."""
+    table, partition = split_read(text)
+    return is_table_name(table) and (partition is None or is_partition_name(partition))
+
+
+def split_read(text: str) -> tuple[str, str | None]:
+    """The table of what a run read, and its partition; None: it read all of the table. No name has a slash."""
+    table, slash, partition = text.partition("/")
+    return table, partition if slash else None
+
+
+def partition_read(table: str, partition: str) -> str:
+    """What a run names that read one partition: `table/partition`."""
+    return f"{table}/{partition}"
 
 
 def _base32(number: int, digits: int) -> str:

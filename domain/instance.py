@@ -88,6 +88,20 @@ Homes: TypeAlias = Mapping[str, str]
 """A plan: table to its home region; a table that is not here stays."""
 
 
+def job_region(job: Job, tables: Mapping[str, Table], home: Homes) -> str | None:
+    """Where a job runs; None: nowhere.
+
+    ML: the common home of its tables. Spark and Presto: the home of the most of them, of the more bytes where that is a
+    tie, of the first name where that is one too.
+    """
+    homes = {home[t] for t in job.tables}
+    if job.kind == "ml":
+        return homes.pop() if len(homes) == 1 else None
+    count = {r: sum(home[t] == r for t in job.tables) for r in homes}
+    size = {r: sum(tables[t].size_bytes for t in job.tables if home[t] == r) for r in homes}
+    return min(homes, key=lambda r: (-count[r], -size[r], r), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A constraint that a plan does not keep."""

@@ -62,6 +62,12 @@ def simulate_options(command: F) -> F:
         click.option("--until", metavar="TIME", help="End the simulation here (default: when all is done)."),
         click.option("--measure", metavar="FROM..TO", help="Measure this span; the hourly lists have all."),
         click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."),
+        click.option("--instance", type=path, help="Instead of both: a day of the jobs of an instance of Tetris."),
+        click.option("--plan", type=path, help="With --instance: the homes, as `mizzen tetris solve` writes them."),
+        click.option("--replicas", type=path, help="With --instance: the replicas, as `solve --replicas` writes them."),
+        click.option(
+            "--reads", type=path, help="With --instance: which partitions jobs read, as `solve --reads` has it."
+        ),
         click.option("--from-live", type=_FILE, help="A snapshot (`mizzen export`) as the start."),
         click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="With --from-live."),
         click.option("--drain", "drains", multiple=True, metavar="REGION", help="With --from-live."),

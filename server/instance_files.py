@@ -12,6 +12,7 @@ from tetris.score import score
 
 if TYPE_CHECKING:
     from tetris.columns import Columns
+    from tetris.needed import Needed
 
 T = TypeVar("T")
 
@@ -22,8 +23,7 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     Raises:
         ConfigurationError: a document cannot be used, or both are to be read from standard input.
     """
-    if instance_path == plan_path == STANDARD:
-        raise ConfigurationError("INSTANCE and PLAN are both standard input: give a file for one of them")
+    _check_two(instance_path, plan_path)
     if instance_path.is_dir():
         from tetris.problem import Problem
 
@@ -38,6 +38,23 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
     return 0
 
 
+def read_homes(instance_path: Path, plan_path: Path) -> dict[str, str]:
+    """The home of every table of an instance by a plan: table to region.
+
+    Raises:
+        ConfigurationError: a document cannot be used, or both are to be read from standard input.
+    """
+    _check_two(instance_path, plan_path)
+    instance = read_document(instance_path, documents.read_instance)
+    plan = read_document(plan_path, lambda text: documents.read_plan(text, *documents.names_of(instance)))
+    return {table.name: plan.get(table.name, table.home) for table in instance.tables}
+
+
+def _check_two(instance_path: Path, plan_path: Path) -> None:
+    if instance_path == plan_path == STANDARD:
+        raise ConfigurationError("INSTANCE and PLAN are both standard input: give a file for one of them")
+
+
 def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
     """What a reader makes of a file, or of standard input (`-`).
 
@@ -49,6 +66,34 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
     except documents.DocumentError as error:
         shown_path = "standard input" if path == STANDARD else path
         raise ConfigurationError(f"{shown_path}: " + str(error).replace("\n", f"\nmizzen: {shown_path}: ")) from None
+
+
+def read_any(path: Path) -> "Columns":
+    """The instance in a JSON document, or in a folder of Parquet files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or is not what it should be.
+    """
+    from tetris.columns import Columns
+
+    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
+
+
+def read_needed(columns: "Columns", path: Path | None) -> "Needed":
+    """What jobs need of their tables, by the document that says which partitions they read; None: all of them.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not what it should be, or is of another instance.
+    """
+    from tetris.needed import Needed
+
+    if path is None:
+        return Needed.of(columns)
+    reads = read_document(path, documents.read_reads)
+    try:
+        return Needed.of(columns, reads)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def read_columns(path: Path) -> "Columns":

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from domain.instance import DOCUMENT_VERSION
 from infra.errors import ConfigurationError
-from server.instance_files import read_columns, read_document
+from server.instance_files import read_any, read_needed
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown, starting
 from tetris import documents, exact, report
@@ -19,6 +19,7 @@ from tetris.climb import Step, climb, load
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
+from tetris.needed import Needed
 from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.versions import v1
 
@@ -41,6 +42,7 @@ def run_solve(
     out: Path,
     moves: Path | None,
     replicas: Path | None,
+    reads: Path | None,
 ) -> int:
     """`mizzen tetris solve` with its options; the exit code. Ctrl-C ends the search: the best plan so far is written.
 
@@ -48,7 +50,8 @@ def run_solve(
         ConfigurationError: a document or an option cannot be used, or a file cannot be written.
     """
     with starting():
-        columns = _columns(instance)
+        columns = read_any(instance)
+        needed = read_needed(columns, reads)
         if method != "v0":
             load()
     err = Console(stderr=True)
@@ -64,9 +67,9 @@ def run_solve(
     if moves is not None and not left_out:
         write_json(moves, {"version": DOCUMENT_VERSION, "moves": made})
     if replicas is not None and not left_out:
-        found = replicate(columns, home, Policy())
-        write_json(replicas, replicas_document(columns, found))
-        said.append(_said(columns, found))
+        found = replicate(columns, home, Policy(), needed)
+        write_json(replicas, replicas_document(columns, found, needed))
+        said.append(_said(columns, found, needed))
     said += _summary(columns, home, first)
     if proved:
         said.append(proved)
@@ -100,10 +103,6 @@ def _moves(
         if stop():
             break
     return first, made
-
-
-def _columns(path: Path) -> Columns:
-    return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
 def _solve(
@@ -162,10 +161,10 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
     return lines + report.cannot_hold(summary)
 
 
-def _said(columns: Columns, found: Replicated) -> str:
+def _said(columns: Columns, found: Replicated, needed: Needed) -> str:
     count = Counter(replica.reason for replica in found.replicas)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(count.items())) or "none"
-    nowhere = len(jobs_without_region(columns, found.held))
+    nowhere = len(jobs_without_region(columns, found.pieces, needed))
     return f"replicas: {reasons}; {nowhere:,} of {len(columns.kind):,} jobs have no region with their data and hardware"
 
 

@@ -14,12 +14,15 @@ from rich.console import Console
 import simulation.clock
 from domain.units import parse_duration_s
 from infra.errors import ConfigurationError
+from server.instance_files import read_any, read_document, read_needed
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
+from simulation.day import FIVE_MINUTES, day_of, placement_of
 from simulation.live import change, live_scenario, load_live
 from simulation.policies import Policy, policies
 from simulation.run import Run, Scenario
 from simulation.scenario import EVERYTHING, Span, from_trace, parse_scale
 from simulation.settings import Settings, override
+from tetris.documents import read_plan, read_replicas
 
 _SHOWN_BAD = 20
 
@@ -161,6 +164,10 @@ def run_simulate(
     from_live: Path | None,
     changes: Sequence[str],
     drains: Sequence[str],
+    instance: Path | None,
+    plan: Path | None,
+    replicas: Path | None,
+    reads: Path | None,
 ) -> int:
     """`mizzen simulate` with its options; the exit code.
 
@@ -172,10 +179,20 @@ def run_simulate(
     measured = _measured(measure)
     try:
         if from_live is not None:
+            if instance is not None:
+                raise ConfigurationError("--from-live and --instance are each the fleet and the workloads: give one")
             cases = _live(from_live, fleet, trace, seed, params, until_s, measured, changes, drains)
+        elif instance is not None:
+            if fleet is not None or trace is not None:
+                raise ConfigurationError(
+                    "--instance is the fleet and the workloads: --fleet and --trace do not go with it"
+                )
+            cases = [Case(_day(instance, plan, replicas, reads, seed, params))]
         else:
+            if plan is not None or replicas is not None or reads is not None:
+                raise ConfigurationError("--plan, --replicas and --reads are of an instance: they need --instance")
             if fleet is None or trace is None:
-                raise ConfigurationError("--fleet and --trace are needed, or --from-live")
+                raise ConfigurationError("--fleet and --trace are needed, or --from-live, or --instance")
             if changes or drains:
                 raise ConfigurationError("--set and --drain change a live snapshot: they need --from-live")
             span = Span(_time_s("--from", from_, 0.0), _time_s("--to", to, inf))
@@ -188,6 +205,21 @@ def run_simulate(
         click.echo("mizzen: interrupted while the files were read: nothing was simulated", err=True)
         return EXIT_INTERRUPTED
     return simulate(cases, names, json_path, report_path)
+
+
+def _day(
+    instance: Path, plan: Path | None, replicas: Path | None, reads: Path | None, seed: int, params: Sequence[str]
+) -> Scenario:
+    columns = read_any(instance)
+    known = {"table": columns.table_names, "region": columns.regions, "job": columns.job_names}
+    homes = {} if plan is None else read_document(plan, lambda text: read_plan(text, known["table"], known["region"]))
+    copies = None if replicas is None else read_document(replicas, lambda text: read_replicas(text, known))
+    needed = read_needed(columns, reads)
+    try:
+        placement = placement_of(columns, columns.homes_of(homes), copies, needed)
+    except ValueError as error:
+        raise ConfigurationError(f"{replicas}: {error} (--reads)") from None
+    return day_of(columns, placement, seed=seed, settings=override(FIVE_MINUTES, tuple(params)))
 
 
 def _live(

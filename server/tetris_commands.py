@@ -6,9 +6,10 @@ from typing import IO, Any
 
 import click
 
-from mizzen.cli.output import dump
-from mizzen.cli.session import Commands, Session, say
-from server.commands import run_command
+from infra.errors import ConfigurationError
+from mizzen.cli.output import dump, emit_one
+from mizzen.cli.session import Commands, Session, finish, say
+from server.commands import EXIT_USAGE, run_command
 from server.night_commands import COMMANDS as NIGHT_COMMANDS
 from server.usage_commands import usage
 
@@ -44,10 +45,41 @@ for command in (usage, *NIGHT_COMMANDS):
 @tetris.command()
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
 @click.option("--window", "window_days", type=float, metavar="DAYS", help="Count runs of so many days (default: 30).")
+@click.option(
+    "--reads", type=click.File("w", lazy=True, atomic=True), help="Where to write who reads which partitions."
+)
+@click.option("--region", help="Its datacenters and partitions, in place of all regions and tables.")
 @click.pass_obj
-def export(session: Session, file: IO[str], window_days: float | None) -> None:
+def export(
+    session: Session, file: IO[str], window_days: float | None, reads: IO[str] | None, region: str | None
+) -> None:
     """Write the instance (regions, tables, recurring jobs) to FILE (default: stdout), as JSON (operators)."""
-    file.write(dump(session.client.instance(window_days), "json") + "\n")
+    if reads is not None and region is not None:
+        raise click.UsageError("--reads: the tables of a region's instance are partitions, so its jobs tell them all")
+    file.write(dump(session.client.instance(window_days, region), "json") + "\n")
+    if reads is not None:
+        reads.write(dump(session.client.reads(window_days), "json") + "\n")
+
+
+@tetris.command()
+@click.argument("instance", type=_PATH)
+@click.argument("plan", type=_PATH)
+@click.pass_obj
+def assign(session: Session, instance: Path, plan: Path) -> None:
+    """Write down the datacenters of partitions, all or none: PLAN for INSTANCE (export --region; operators).
+
+    A partition that PLAN does not name is assigned to its datacenter in INSTANCE.
+    """
+    from server.instance_files import read_homes
+
+    try:
+        homes = read_homes(instance, plan)
+    except ConfigurationError as error:
+        say(str(error))
+        finish(EXIT_USAGE)
+    answer = session.client.assign_datacenters(homes)
+    emit_one(session, answer, lambda: "{assigned} assigned, {unchanged} unchanged".format(**answer),
+             name=str(answer["assigned"]))  # fmt: skip
 
 
 def _budget(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -67,6 +99,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
 @click.option("--out", type=_OUTPUT, default=Path("-"), help="Where to write the plan (default: standard output).")
 @click.option("--moves", type=_OUTPUT, help="Where to write what each move gains, as JSON.")
 @click.option("--replicas", type=_OUTPUT, help="Where to write the replicas that the plan's homes call for, as JSON.")
+@click.option("--reads", type=_PATH, help="Which partitions jobs read (export --reads): replicas have no others.")
 def solve(**options: Any) -> None:
     """Find homes for the tables of INSTANCE: JSON, or a folder of Parquet files (docs/tetris-instances.md)."""
     from server.outputs import check_outputs
@@ -75,7 +108,8 @@ def solve(**options: Any) -> None:
     def work() -> int:
         with starting():
             outputs = {f"--{name}": options[name] for name in ("out", "moves", "replicas")}
-            check_outputs(outputs, {"INSTANCE": options["instance"]})
+            inputs = {"INSTANCE": options["instance"], "--reads": options["reads"]}
+            check_outputs(outputs, {name: path for name, path in inputs.items() if path is not None})
             if options["method"] != "v0":
                 say("loading the search, which takes some seconds; then its time begins")
             from server.placing import run_solve

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
+from domain.ids import NAME_RULE, READ_RULE, is_name, is_read
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.errors import MizzenError
 
@@ -129,10 +129,10 @@ def _tables(row: Mapping[str, Any]) -> list[str]:
     if not isinstance(names, list):
         raise _Wrong("tables", value, "must be names with | between them, or a list")
     for name in names:
-        if not isinstance(name, str) or not is_table_name(name):
-            raise _Wrong("tables", name, f"must be {TABLE_RULE}")
+        if not isinstance(name, str) or not is_read(name):
+            raise _Wrong("tables", name, f"must be {READ_RULE}")
     if len(set(names)) < len(names):
-        raise _Wrong("tables", value, "names a table twice")
+        raise _Wrong("tables", value, "names a table or a partition twice")
     return names
 
 

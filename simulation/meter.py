@@ -31,6 +31,9 @@ class Hour:
     """(level, over quota) to objectives that were met or missed."""
     missed: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
     waits_s: dict[tuple[int, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
+    arrived: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Level to workloads that arrived, `non_colocated` of them (MAST 5.3)."""
+    non_colocated: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     preemptions: int = 0
     lost_gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By what was lost: `work` done anew, slots held through an `eviction`, or through a `restart`'s provisioning."""
@@ -70,6 +73,12 @@ class Meter:
                         hour.saturated_held_gpu_s += held * span_s
                         hour.saturated_supply_gpu_s += slots * span_s
             self._now_s = until_s
+
+    def arrive(self, now_s: float, level: int, non_colocated: bool) -> None:
+        """A workload is there; `non_colocated`: no region has both its data and its hardware."""
+        for hour in self._into(now_s):
+            hour.arrived[level] += 1
+            hour.non_colocated[level] += non_colocated
 
     def judge(self, now_s: float, level: int, over_quota: bool, missed: bool) -> None:
         """A workload with an objective was awarded in time, or its time ran out."""
@@ -136,6 +145,11 @@ def table_keys() -> list[tuple[str, str]]:
 def count(of: Mapping[tuple[int, bool], int], quota: str, level: str) -> int:
     """A cell of a table of counts."""
     return sum(of.get(key, 0) for key in cells(quota, level))
+
+
+def by_level(of: Mapping[int, int]) -> dict[str, int]:
+    """A count for each priority, and for `all`."""
+    return {**{str(level): of.get(level, 0) for level in LEVELS}, ALL: sum(of.values())}
 
 
 def miss_rate(hour: Hour, quota: str, level: str) -> float | None:

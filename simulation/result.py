@@ -8,6 +8,7 @@ from simulation.meter import (
     Hour,
     Meter,
     allocation_rate,
+    by_level,
     count,
     miss_rate,
     ratio,
@@ -42,7 +43,11 @@ def figures(hour: Hour) -> dict[str, Any]:
 
 def more(hour: Hour) -> dict[str, Any]:
     """Numbers from which the figures come."""
+    arrived, non_colocated = by_level(hour.arrived), by_level(hour.non_colocated)
     return {
+        "arrived": arrived,
+        "non_colocated": non_colocated,
+        "non_colocated_rate": {level: ratio(non_colocated[level], whole) for level, whole in arrived.items()},
         "objectives_judged": table(lambda q, level: count(hour.judged, q, level)),
         "objectives_missed": table(lambda q, level: count(hour.missed, q, level)),
         "held_gpu_hours": _gpu_h(hour.held_gpu_s),

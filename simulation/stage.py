@@ -14,6 +14,7 @@ from simulation.lives import Life, Phase, gpus_of, numbered, types_asked
 from simulation.meter import Meter
 from simulation.policies import Binding, place_of, split_by_cluster
 from simulation.shares import Shares
+from simulation.workloads import Hardware
 from simulation.world import Held, World
 
 
@@ -56,6 +57,7 @@ class Stage:
         fleet = sum(m.gpus for m in states), sum(m.cpus_milli for m in states)
         self.shares = Shares(world.tenants, *fleet, world.settings.fair_window_s)
         self._binding = Binding(world.machines, world.policy.by_cluster) if world.policy.binds_early else None
+        self._hardware = Hardware(world.machines)
         self._cluster_of = {m.id: m.cluster for m in states}
         self._count_held()
 
@@ -94,6 +96,7 @@ class Stage:
         # How long it may run matters to what is reserved only.
         at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
         self.board.may_be_in(life.number, life.only, at_most_s)
+        self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
         self._wait(at_s, life)
         self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
 

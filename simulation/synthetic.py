@@ -12,7 +12,7 @@ from simulation.settings import Settings, fit_lognormal
 from simulation.workloads import Workload
 
 _NORMAL = NormalDist()
-_GPUS = (log(16), log(128 / 16) / _NORMAL.inv_cdf(0.99))
+GANG_GPUS = (log(16), log(128 / 16) / _NORMAL.inv_cdf(0.99))
 """Of a workload: P50 and P99 of 16 and 128 (its P90 is then 50; MAST's is 64)."""
 _DURATION = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
 _GIB = 1 << 30
@@ -44,12 +44,12 @@ def synthetic(
     jobs, durations = [], []
     for number in range(workloads):
         whose = f"w{number:06d}"
-        gpus = min(4 * machines // 2, max(1, round(_at(*_GPUS, chance(seed, "gpus", whose)))))
+        gpus = min(4 * machines // 2, max(1, round(lognormal_at(*GANG_GPUS, chance(seed, "gpus", whose)))))
         tasks = ceil(gpus / 8)
         each = ceil(gpus / tasks)
         gpu_type = pick(chance(seed, "type", whose), {"a100": 1.0, "v100": 1.0})
         jobs.append(JobRequest("main", tasks, each, (gpu_type,), 4000 * each, 32 * _GIB * each))
-        durations.append(min(longest_s, max(60.0, _at(*_DURATION, chance(seed, "duration", whose)))))
+        durations.append(min(longest_s, max(60.0, lognormal_at(*_DURATION, chance(seed, "duration", whose)))))
     supply = 8 * machines * regions
     spacing_s = sum(job.gpus * s for job, s in zip(jobs, durations, strict=True)) / (load * supply) / max(1, workloads)
     share = {kind: round(0.3 * supply / 2) for kind in ("a100", "v100")}
@@ -75,7 +75,8 @@ def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: 
     return run.clock.events / (time.perf_counter() - begun)
 
 
-def _at(mu: float, sigma: float, quantile: float) -> float:
+def lognormal_at(mu: float, sigma: float, quantile: float) -> float:
+    """A lognormal's quantile."""
     return exp(mu + sigma * _NORMAL.inv_cdf(quantile))
 
 

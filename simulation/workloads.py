@@ -124,6 +124,13 @@ class Hardware:
         """The regions of which a cluster could hold a job."""
         return tuple(sorted({region for region, _ in self.clusters_for(job)}))
 
+    def has_without_data(self, workload: Workload) -> bool:
+        """Whether regions could hold a workload, and none of them is where its data is: it is not colocated."""
+        if workload.regions is None:
+            return False
+        able = set.intersection(*(set(self.regions_for(job)) for job in workload.jobs))
+        return bool(able) and able.isdisjoint(workload.regions)
+
 
 def _holds(kinds: Mapping[tuple[str | None, int, int, int], int], job: JobRequest) -> bool:
     wants = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)

@@ -4,13 +4,14 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from domain.ids import split_read
 from domain.instance import (
     DOCUMENT_VERSION,
     LEAST_AMOUNT,
@@ -26,6 +27,7 @@ from domain.instance import (
 )
 from domain.instance import instance_document as instance_document  # the writer beside the readers
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
+from domain.reads import Reads
 
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
@@ -40,10 +42,17 @@ def _amount(value: float) -> float:
     return value
 
 
+def _partition(text: str) -> str:
+    if not text.partition("/")[2]:
+        raise ValueError("must be table/partition")
+    return text
+
+
 _Amount = Annotated[float, AfterValidator(_amount)]
 _Level = Annotated[int, Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL)]
 _LevelName = Literal["1", "2", "3", "4", "5", "6", "7"]
 _Name = Annotated[str, Field(min_length=1)]
+_Partition = Annotated[_Name, AfterValidator(_partition)]
 
 
 class DocumentError(ValueError):
@@ -82,6 +91,17 @@ class _Job(_Part):
     weight: _Amount = 1.0
 
 
+class _JobReads(_Part):
+    job: _Name
+    partitions: Annotated[list[_Partition], Field(min_length=1)]
+
+
+class _Reads(_Part):
+    version: int
+    partitions: dict[_Partition, _Amount]
+    reads: list[_JobReads]
+
+
 class _Weights(_Part):
     read: _Amount = 1.0
     gpu: _Amount = 1.0
@@ -108,6 +128,25 @@ class _Plan(_Part):
     homes: dict[_Name, _Name]
 
 
+class ReplicaEntry(_Part):
+    """A replica of a plan, by name (`tetris.replicas.replicas_document`)."""
+
+    table: _Name
+    region: _Name
+    reason: str = ""
+    part: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the table's bytes."""
+    partitions: Annotated[list[_Partition], Field(min_length=1)] | None = None
+    """What `job` reads of the table; None: the whole table is there."""
+    job: _Name | None = None
+
+
+class _Replicas(_Part):
+    version: Literal[1]
+    replicas: list[ReplicaEntry]
+    unplaced: list[Any] = []
+
+
 def read_instance(text: str | bytes) -> Instance:
     """The instance that a JSON document describes.
 
@@ -128,6 +167,21 @@ def read_instance(text: str | bytes) -> Instance:
     )
     _raise(check_names(instance))
     return instance
+
+
+def read_reads(text: str | bytes) -> Reads:
+    """Which partitions jobs read; whether they are those of an instance is seen by `tetris.needed`.
+
+    Raises:
+        DocumentError: as `read_instance`, or a job is there twice.
+    """
+    body = _parse(_Reads, text)
+    by_job = {entry.job: tuple(entry.partitions) for entry in body.reads}
+    if len(by_job) < len(body.reads):
+        names = [entry.job for entry in body.reads]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        _raise([f"reads: job {twice!r} is there twice: a job is named once"])
+    return Reads(body.partitions, by_job)
 
 
 def read_head(text: str | bytes) -> dict[str, Any]:
@@ -197,6 +251,33 @@ def read_plan(text: str | bytes, table_names: tuple[str, ...], region_names: tup
     ]
     _raise(wrong)
     return homes
+
+
+def read_replicas(text: str | bytes, known: Mapping[str, tuple[str, ...]]) -> tuple[ReplicaEntry, ...]:
+    """The replicas for an instance whose names are `known` by `table`, `region` and `job`.
+
+    Raises:
+        DocumentError: as `read_instance`, or a replica names what the instance does not have, partitions of another
+            table, or none where it is of a part.
+    """
+    replicas = tuple(_parse(_Replicas, text).replicas)
+    there = {field: frozenset(names) for field, names in known.items()}
+    wrong = [
+        f"replicas.{index}.{field}: {name!r} is no {field} of the instance; it has {_some(known[field])}"
+        for index, replica in enumerate(replicas)
+        for field in there
+        if (name := getattr(replica, field)) is not None and name not in there[field]
+    ]
+    for index, replica in enumerate(replicas):
+        if replica.partitions is None and replica.part < 1:
+            wrong.append(f"replicas.{index}.partitions: null: a replica of a part names the partitions that it has")
+        wrong += [
+            f"replicas.{index}.partitions: {name!r} is of another table than {replica.table!r}"
+            for name in replica.partitions or ()
+            if split_read(name)[0] != replica.table
+        ]
+    _raise(wrong)
+    return replicas
 
 
 def read_file(path: Path) -> bytes:

@@ -105,7 +105,7 @@ def scales(columns: Columns) -> Scales:
 
 
 def job_regions(columns: Columns, home: Ints) -> Ints:
-    """[J] where each job runs, or NONE, by the rules of `tetris.score.job_region`."""
+    """[J] where each job runs, or NONE, by the rules of `domain.instance.job_region`."""
     out = np.full(len(columns.kind), NONE, np.int32)
     for job, kind in enumerate(columns.kind):
         tables = columns.job_table[columns.job_start[job] : columns.job_start[job + 1]]

@@ -1,7 +1,8 @@
-"""Extra replicas once homes are decided (MAST 3.5): disaster recovery, jobs that no region can run, hot tables.
+"""Extra replicas once homes are decided (MAST 3.5): jobs that no region can run, disaster recovery, hot tables.
 
-In this order, each within the storage that is left, data of high priority first. What a table has already is kept where
-it serves: a copy that is there costs nothing to move.
+In this order, each within the storage that is left, data of high priority first. The paper has disaster recovery first.
+Where storage is short that leaves jobs without a region, for copies that serve on a bad day only; and a copy that a job
+needs is one for recovery too. What a table has already is kept where it serves: it costs nothing to move.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ import numpy.typing as npt
 
 from domain.instance import DOCUMENT_VERSION
 from tetris.columns import ML, NONE, Columns, Floats, Ints, Longs
+from tetris.needed import Needed
 from tetris.problem import Problem
 
 Reason = Literal["disaster_recovery", "no_region", "hot"]
 Parts: TypeAlias = npt.NDArray[np.float32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 _UNREAD = 99
 """The level of a table that no job reads."""
 
@@ -43,9 +46,11 @@ class Replica:
     region: int
     reason: Reason
     part: float
-    """Of the table's bytes: 1 for the whole, less for the partitions that jobs need."""
+    """Of the table's bytes: 1 for the whole, less for the partitions that a job needs (`Needed.names`)."""
     job: int = NONE
     """The job that it is for."""
+    edge: int = NONE
+    """Its edge between the job and the table, where it is of partitions only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +71,39 @@ class Replicated:
     unplaced: tuple[Unplaced, ...]
     held: Parts
     """[T, R] part of each table that is in a region, its home among them."""
+    pieces: Flags
+    """[T + P, R] which pieces (`Needed`) are in a region."""
     stored_bytes: Floats
     """[R]"""
 
 
-def replicate(columns: Columns, home: Ints, policy: Policy, needed: Floats | None = None) -> Replicated:
-    """The replicas for the homes [T]. `needed` ([E], beside `job_table`): the part of each table that a job reads."""
-    step = _Step(columns, home, policy, np.ones(len(columns.job_table)) if needed is None else needed)
-    step.recover()
+def replicate(columns: Columns, home: Ints, policy: Policy, needed: Needed | None = None) -> Replicated:
+    """The replicas for the homes [T]. `needed`: the partitions that jobs read, where they do not read whole tables."""
+    step = _Step(columns, home, policy, Needed.of(columns) if needed is None else needed)
     step.place_jobs()
+    step.recover()
     step.spread_hot()
-    return Replicated(tuple(step.replicas), tuple(step.unplaced), step.held, step.stored)
+    return Replicated(tuple(step.replicas), tuple(step.unplaced), step.held, step.pieces, step.stored)
 
 
-def candidate_regions(columns: Columns, held: Parts, needed: Floats | None = None) -> npt.NDArray[np.bool_]:
+def candidate_regions(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Flags:
     """[J, R] where a job finds its tables, or what it needs of them, and its hardware.
 
-    `held`: [T, R] as in `Replicated`. A job without tables finds them everywhere.
+    `held`: `Replicated.held` [T, R] or, with `needed`, `Replicated.pieces`. A job without tables finds them everywhere.
     """
-    wanted = np.ones(len(columns.job_table), np.float32) if needed is None else needed.astype(np.float32)
+    piece = columns.job_table if needed is None else needed.piece
+    start = columns.job_start if needed is None else needed.start[columns.job_start]
     out = np.ones((len(columns.kind), len(columns.regions)), np.bool_)
-    lengths = np.diff(columns.job_start)
-    some = lengths > 0
+    some = np.diff(start) > 0
     if some.any():
-        there = held[columns.job_table] >= wanted[:, None]
-        out[some] = np.logical_and.reduceat(there, columns.job_start[:-1][some], axis=0)
+        out[some] = np.logical_and.reduceat((held >= 1)[piece], start[:-1][some], axis=0)
     on_gpus = columns.gpu_type != NONE
     out[on_gpus] &= columns.supply_h[columns.gpu_type[on_gpus]] > 0
     return out
 
 
-def jobs_without_region(columns: Columns, held: Parts, needed: Floats | None = None) -> Longs:
-    """Jobs that no region can run, in order.
+def jobs_without_region(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Longs:
+    """Jobs that no region can run, in order; the arguments are those of `candidate_regions`.
 
     Spark and Presto jobs without GPUs are none of them: they run at the home of most of their tables, and read the
     others from afar.
@@ -106,8 +112,12 @@ def jobs_without_region(columns: Columns, held: Parts, needed: Floats | None = N
     return np.flatnonzero(~candidate_regions(columns, held, needed).any(axis=1) & ~afar)
 
 
-def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
+def replicas_document(columns: Columns, found: Replicated, needed: Needed | None = None) -> dict[str, Any]:
     """The replicas by name, and the jobs that no region can run, as a document."""
+
+    def partitions(replica: Replica) -> list[str] | None:
+        return None if needed is None or replica.edge == NONE else list(needed.names(replica.edge))
+
     return {
         "version": DOCUMENT_VERSION,
         "replicas": [
@@ -116,6 +126,7 @@ def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
                 "region": columns.regions[r.region],
                 "reason": r.reason,
                 "part": r.part,
+                "partitions": partitions(r),
                 "job": None if r.job == NONE else columns.job_names[r.job],
             }
             for r in found.replicas
@@ -129,11 +140,14 @@ def replicas_document(columns: Columns, found: Replicated) -> dict[str, Any]:
 class _Step:
     """The replicas so far, and the storage that is left."""
 
-    def __init__(self, columns: Columns, home: Ints, policy: Policy, needed: Floats) -> None:
+    def __init__(self, columns: Columns, home: Ints, policy: Policy, needed: Needed) -> None:
         self.c, self.home, self.policy, self.needed = columns, home, policy, needed
         tables, regions = len(home), len(columns.regions)
         self.held = np.zeros((tables, regions), np.float32)
         self.held[np.arange(tables), home] = 1.0
+        self.pieces = needed.expand(self.held >= 1)
+        self.partitions = np.searchsorted(needed.partition_table, np.arange(tables + 1)) + tables
+        """[T + 1] where the pieces of a table's partitions begin."""
         self.there = np.zeros((tables, regions), np.bool_)
         """Replicas of today, which cost no copy."""
         owner = np.repeat(np.arange(tables), np.diff(columns.replica_start))
@@ -147,48 +161,22 @@ class _Step:
         self.level = np.full(tables, _UNREAD)
         np.minimum.at(self.level, columns.job_table, np.repeat(columns.priority, np.diff(columns.job_start)))
 
-    def recover(self) -> None:
-        """A replica outside the home: least likely to fail with it, able to take the load, emptiest."""
-        c = self.c
-        wanted = np.flatnonzero(self.level <= self.policy.disaster_recovery_level)
-        risk = self._risk()
-        spare = np.maximum(c.supply_h - self._demand(), 0.0)
-        for table in wanted[np.lexsort((wanted, -c.size_bytes[wanted], self.level[wanted]))]:
-            home = int(self.home[table])
-            jobs = self.table_job[self.table_start[table] : self.table_start[table + 1]]
-            hours = np.bincount(
-                c.gpu_type[jobs][c.gpu_type[jobs] != NONE],
-                weights=c.gpu_h[jobs][c.gpu_type[jobs] != NONE],
-                minlength=len(c.gpu_types),
-            )
-            takes = np.minimum(spare, hours[:, None]).sum(axis=0)
-            fits = self.stored + c.size_bytes[table] <= c.capacity_bytes
-            fits[home] = False
-            if not fits.any():
-                continue
-            # The last key counts first; a name decides where all else is equal.
-            full = self.stored / np.maximum(c.capacity_bytes, 1.0)
-            order = np.lexsort((full, ~self.there[table], -takes, risk[home]))
-            region = int(order[fits[order]][0])
-            self._add(int(table), region, "disaster_recovery", 1.0)
-            spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
-
     def place_jobs(self) -> None:
         """Jobs that no region can run: what they lack goes to the region with the highest supply that has room."""
         c = self.c
-        lacking = jobs_without_region(c, self.held, self.needed)
+        lacking = jobs_without_region(c, self.pieces, self.needed)
         for job in lacking[np.lexsort((lacking, -c.gpu_h[lacking], c.priority[lacking]))]:
             self._place(int(job))
 
     def _place(self, job: int) -> None:
         c = self.c
-        edges = slice(c.job_start[job], c.job_start[job + 1])
-        tables, parts = c.job_table[edges], self.needed[edges].astype(np.float32)
+        edges = range(c.job_start[job], c.job_start[job + 1])
+        pieces = self.needed.piece[self.needed.start[edges.start] : self.needed.start[edges.stop]]
         kind = int(c.gpu_type[job])
         supply = c.supply_h[kind] if kind != NONE else np.ones(len(c.regions))
         # What an earlier job got may have made room for this one as well.
-        missing = np.maximum(parts[:, None] - self.held[tables], 0.0)
-        size = (missing * c.size_bytes[tables][:, None]).sum(axis=0)
+        missing = ~self.pieces[pieces]
+        size = (missing * self._lacking_bytes(pieces)).sum(axis=0)
         able = np.flatnonzero(supply > 0)
         if not len(able):
             self.unplaced.append(Unplaced(job, "no_hardware", 0.0))
@@ -198,11 +186,43 @@ class _Step:
         short = self.stored[able] + size[able] - c.capacity_bytes[able]
         for region in able[np.lexsort((able, size[able], -supply[able]))]:
             if self.stored[region] + size[region] <= c.capacity_bytes[region]:
-                for table, part in zip(tables, parts, strict=True):
-                    if self.held[table, region] < part:
-                        self._add(int(table), int(region), "no_region", float(part), job)
+                for edge in edges:
+                    self._bring(edge, int(region), job)
                 return
         self.unplaced.append(Unplaced(job, "no_storage", float(short.min())))
+
+    def recover(self) -> None:
+        """A replica outside the home: least likely to fail with it, able to take the load, emptiest.
+
+        A whole copy that a job has got there is one, where nothing is less likely to fail with the home.
+        """
+        c = self.c
+        wanted = np.flatnonzero(self.level <= self.policy.disaster_recovery_level)
+        risk = self._risk()
+        spare = np.maximum(c.supply_h - self._demand(), 0.0)
+        for table in wanted[np.lexsort((wanted, -c.size_bytes[wanted], self.level[wanted]))]:
+            home = int(self.home[table])
+            others = np.arange(len(c.regions)) != home
+            copied = risk[home, others & self.pieces[table]].min(initial=np.inf)
+            jobs = self.table_job[self.table_start[table] : self.table_start[table + 1]]
+            hours = np.bincount(
+                c.gpu_type[jobs][c.gpu_type[jobs] != NONE],
+                weights=c.gpu_h[jobs][c.gpu_type[jobs] != NONE],
+                minlength=len(c.gpu_types),
+            )
+            takes = np.minimum(spare, hours[:, None]).sum(axis=0)
+            size = (1.0 - self.held[table]) * c.size_bytes[table]
+            fits = others & ~self.pieces[table] & (self.stored + size <= c.capacity_bytes)
+            if not fits.any():
+                continue
+            # The last key counts first; a name decides where all else is equal.
+            full = self.stored / np.maximum(c.capacity_bytes, 1.0)
+            order = np.lexsort((full, ~self.there[table], -takes, risk[home]))
+            region = int(order[fits[order]][0])
+            if risk[home, region] >= copied:
+                continue
+            self._add(int(table), region, "disaster_recovery")
+            spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
 
     def spread_hot(self) -> None:
         """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read.
@@ -225,14 +245,39 @@ class _Step:
                     missing = float(1.0 - self.held[table, region])
                     size = c.size_bytes[table] * missing
                     if missing > 0.0 and size <= budget:
-                        self._add(int(table), int(region), "hot", 1.0)
+                        self._add(int(table), int(region), "hot")
                         budget -= size
 
-    def _add(self, table: int, region: int, reason: Reason, part: float, job: int = NONE) -> None:
-        more = np.float32(part) - self.held[table, region]
-        self.held[table, region] = part
-        self.stored[region] += float(more) * self.c.size_bytes[table]
-        self.replicas.append(Replica(table, region, reason, part, job))
+    def _lacking_bytes(self, pieces: Ints) -> Floats:
+        """[pieces, R] what copying a piece would store, where it is not: of a table, less its partitions there."""
+        out = np.repeat(self.needed.size_bytes[pieces][:, None], len(self.c.regions), axis=1)
+        whole = pieces < len(self.held)
+        out[whole] *= 1.0 - self.held[pieces[whole]]
+        return out
+
+    def _bring(self, edge: int, region: int, job: int) -> None:
+        """What a job lacks of one of its tables in a region."""
+        pieces, table = self.needed.pieces(edge), int(self.c.job_table[edge])
+        if self.pieces[pieces, region].all():
+            return
+        if pieces[0] == table:
+            self._add(table, region, "no_region", job)
+            return
+        new = pieces[~self.pieces[pieces, region]]
+        more = float(self.needed.size_bytes[new].sum())
+        self.pieces[new, region] = True
+        if self.c.size_bytes[table] > 0:
+            self.held[table, region] = min(1.0, self.held[table, region] + more / self.c.size_bytes[table])
+        self.stored[region] += more
+        self.replicas.append(Replica(table, region, "no_region", float(self.needed.part[edge]), job, edge))
+
+    def _add(self, table: int, region: int, reason: Reason, job: int = NONE) -> None:
+        """All of a table."""
+        self.stored[region] += float(1.0 - self.held[table, region]) * self.c.size_bytes[table]
+        self.held[table, region] = 1.0
+        self.pieces[table, region] = True
+        self.pieces[self.partitions[table] : self.partitions[table + 1], region] = True
+        self.replicas.append(Replica(table, region, reason, 1.0, job))
 
     def _risk(self) -> Floats:
         """[R, R] probability that both fail together."""

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from domain.instance import HIGH_PRIORITY, Homes, Instance, Job, Score, Table, Violation
+from domain.instance import HIGH_PRIORITY, Homes, Instance, Score, Table, Violation, job_region
 
 ROUNDING = 1e-9
 """Sums of floating-point numbers: a limit is kept by what is over it by less than this part of it."""
@@ -41,20 +41,6 @@ def score(instance: Instance, homes: Homes) -> Score:
     if instance.move_quota_bytes is not None:
         violations += _over("move_quota", [("all", moved_bytes(instance, homes), instance.move_quota_bytes)])
     return Score(float(read), float(gpu), float(storage), float(total), tuple(violations))
-
-
-def job_region(job: Job, tables: dict[str, Table], home: dict[str, str]) -> str | None:
-    """Where a job runs; None: nowhere.
-
-    ML: the common home of its tables. Spark and Presto: the home of the most of them, of the more bytes where that is a
-    tie, of the first name where that is one too.
-    """
-    homes = {home[t] for t in job.tables}
-    if job.kind == "ml":
-        return homes.pop() if len(homes) == 1 else None
-    count = {r: sum(home[t] == r for t in job.tables) for r in homes}
-    size = {r: sum(tables[t].size_bytes for t in job.tables if home[t] == r) for r in homes}
-    return min(homes, key=lambda r: (-count[r], -size[r], r), default=None)
 
 
 def moved_bytes(instance: Instance, homes: Homes) -> float:

@@ -1,49 +1,133 @@
-"""The instance of the placement of data as a document: what `mizzen tetris solve` takes."""
+"""The instance of the placement of data as a document: what `mizzen tetris solve` takes; and what is decided of it."""
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Query, Response
+from pydantic import Field, StringConstraints
+from sqlalchemy.orm import Session
 
 from api.auth import Operator
+from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import Kind, Problem
-from api.state import StateOf
+from api.problems import FieldError, Kind, Problem, not_found
+from api.state import State, StateOf
+from api.views import View, write_audit
+from domain.ids import DATACENTER_PATTERN, PARTITION_READ_PATTERN
 from domain.instance import instance_document
-from infra.db.gathering import gather
+from domain.reads import reads_document
+from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
+from infra.db.gathering import gather, transaction_time
+from infra.db.models import Region
 from infra.db.nights import quota_left_bytes
+from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
 
 router = APIRouter(prefix="/v1/tetris", tags=["data"])
 _LONGEST_DAYS = 366.0
-_SCHEMA = {
-    "type": "object",
-    "required": ["version", "regions", "tables", "jobs", "weights", "home_threshold", "move_quota_bytes"],
-    "properties": {
-        "version": {"const": 1},
-        **{name: {"type": "array", "items": {"type": "object"}} for name in ("regions", "tables", "jobs")},
-    },
-}
-_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The instance", "content": {"application/json": {"schema": _SCHEMA}}}
-}
+_NAMED = 8
 
 
-@router.get("/instance", summary="Export the instance", response_class=Response, responses={**_ANSWER, **refusals(409)})
+def _answer(what: str, *lists: str, **more: Any) -> dict[int | str, dict[str, Any]]:
+    schema = {
+        "type": "object",
+        "required": ["version", *lists, *more],
+        "properties": {
+            "version": {"const": 1},
+            **{name: {"type": "array", "items": {"type": "object"}} for name in lists},
+            **more,
+        },
+    }
+    return {200: {"description": what, "content": {"application/json": {"schema": schema}}}}
+
+
+_INSTANCE = _answer(
+    "The instance", "regions", "tables", "jobs", weights={"type": "object"}, home_threshold={"type": "number"},
+    move_quota_bytes={"type": ["number", "null"]},
+)  # fmt: skip
+_READS = _answer("The reads", "reads", partitions={"type": "object"})
+_Window: TypeAlias = Annotated[
+    float | None,
+    Query(gt=0, le=_LONGEST_DAYS, description="How far back runs count that make up the jobs; null: the setting"),
+]
+_Partition = Annotated[str, StringConstraints(pattern=PARTITION_READ_PATTERN, max_length=328)]
+_Datacenter = Annotated[str, StringConstraints(pattern=DATACENTER_PATTERN, max_length=127)]
+
+
+class AssignmentBody(Body):
+    """A plan of a region's instance, with the partitions that stay."""
+
+    version: Literal[1]
+    homes: dict[_Partition, _Datacenter] = Field(
+        description="`table/partition` to `region/datacenter`", examples=[{"ads.clicks/ds=2026-11-21": "north/dc1"}]
+    )
+
+
+class AssignedView(View):
+    """What was written."""
+
+    assigned: int
+    unchanged: int = Field(description="Partitions that were in their datacenter before")
+
+
+@router.get(
+    "/instance", summary="Export the instance", response_class=Response, responses={**_INSTANCE, **refusals(404, 409)}
+)
 def get_instance(
     state: StateOf,
     _: Operator,
-    window_days: Annotated[
-        float | None,
-        Query(gt=0, le=_LONGEST_DAYS, description="How far back runs count that make up the jobs; null: the setting"),
+    window_days: _Window = None,
+    region: Annotated[
+        Name | None, Query(description="Its datacenters and partitions, in place of all regions and tables")
     ] = None,
 ) -> Response:
-    """Regions, tables and recurring jobs at one moment, as an instance document; all hours are a day's."""
+    """Regions, tables and recurring jobs at one moment, as an instance document; all hours are a day's.
+
+    Of a region: its datacenters for regions, the partitions that it holds for tables, and the jobs that run there.
+    """
+
+    def document(session: Session) -> dict[str, Any]:
+        if region is None:
+            quota = quota_left_bytes(session, tetris.nightly)
+            return instance_document(gather(session, tetris, window_days=window_days, move_quota_bytes=quota))
+        if session.get(Region, region) is None:
+            raise not_found("region", region)
+        return instance_document(gather_datacenters(session, region, tetris, window_days=window_days))
+
+    tetris = state.settings.tetris
+    return _gathered(state, document)
+
+
+@router.get("/reads", summary="Export who reads which partitions", response_class=Response, responses=_READS)
+def get_reads(state: StateOf, _: Operator, window_days: _Window = None) -> Response:
+    """The partitions that the instance's jobs read of tables which they do not read whole, beside the instance."""
+    days = state.settings.tetris.window_days if window_days is None else window_days
+    return _gathered(state, lambda s: reads_document(partial_reads(s, transaction_time(s), days)))
+
+
+@router.put("/datacenters", summary="Assign partitions to datacenters", dependencies=[JsonOnly])
+def assign(body: AssignmentBody, state: StateOf, caller: Operator) -> AssignedView:
+    """Writes which datacenters partitions are in, all or none. Again it changes nothing."""
+    try:
+        with state.transaction() as session:
+            assigned = assign_partitions(session, body.homes)
+            if assigned:
+                regions = sorted({where.partition("/")[0] for where in body.homes.values()})
+                write_audit(session, caller, "datacenters.assign", ", ".join(regions[:_NAMED]), partitions=assigned)
+    except AssignmentError as error:
+        wrong = [FieldError(f"homes.{name}", told, body.homes[name]) for name, told in error.wrong.items()]
+        detail = "; ".join(f"{e.path}: {e.message}" for e in wrong[:_NAMED])
+        raise Problem(Kind.INVALID_REQUEST, detail, errors=wrong) from None
+    return AssignedView(assigned=assigned, unchanged=len(body.homes) - assigned)
+
+
+def _gathered(state: State, document: Callable[[Session], dict[str, Any]]) -> Response:
+    """A document of what there is at one moment."""
     try:
         with transaction(state.engine, isolation="REPEATABLE READ") as session:
-            quota = quota_left_bytes(session, state.settings.tetris.nightly)
-            instance = gather(session, state.settings.tetris, window_days=window_days, move_quota_bytes=quota)
+            body = document(session)
     except CatalogueError as error:
         raise Problem(Kind.CONFLICT, str(error)) from None
-    return Response(json.dumps(instance_document(instance)), media_type="application/json")
+    return Response(json.dumps(body), media_type="application/json")

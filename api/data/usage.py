@@ -5,16 +5,15 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import AwareDatetime, Field, StringConstraints, model_validator
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator
-from api.bodies import Body, JsonOnly, Line, Name, TableName
+from api.bodies import Body, JsonOnly, Line, Name, Read
 from api.problems import FieldError, Kind, Problem
 from api.state import StateOf
 from api.views import View, write_audit
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
-from infra.db.models import Table
+from infra.db.reads import unknown_reads
 from infra.db.usage import OWN_SOURCE, record_runs
 
 router = APIRouter(prefix="/v1/usage", tags=["data"], dependencies=[JsonOnly])
@@ -34,7 +33,11 @@ class RunBody(Body):
     job: _Text = Field(examples=["daily-clicks"], description="The name that the runs of a recurring job share")
     kind: Literal["ml", "spark", "presto"]
     app: Name | None = Field(None, description="Whose quota of CPU hours it counts in; null: the kind")
-    tables: list[TableName] = Field(max_length=MAX_TABLES, description="What it read")
+    tables: list[Read] = Field(
+        max_length=MAX_TABLES,
+        description="What it read: a table is all of it, `table/partition` one partition",
+        examples=[["digits", "ads.clicks/ds=2026-11-21"]],
+    )
     gpu_type: Name | None = None
     gpu_hours: _Hours = 0.0
     cpu_hours: _Hours = 0.0
@@ -48,7 +51,7 @@ class RunBody(Body):
         if self.gpu_hours > 0 and self.gpu_type is None:
             raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 where gpu_type is null")
         if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables: a table is named once")
+            raise ValueError("tables: a table or a partition is named once")
         return self
 
 
@@ -89,13 +92,12 @@ def record_usage(body: UsageBody, state: StateOf, caller: Operator) -> UsageView
 
 
 def _check_tables(session: Session, runs: Sequence[RunBody]) -> None:
-    asked = {table for run in runs for table in run.tables}
-    known = set(session.scalars(select(Table.name).where(Table.name.in_(sorted(asked)))))
+    unknown = unknown_reads(session, {read for run in runs for read in run.tables})
     wrong = [
-        FieldError(f"runs[{index}].tables[{place}]", "there is no such table; register it first, or leave it out", name)
+        FieldError(f"runs[{index}].tables[{place}]", unknown[read], read)
         for index, run in enumerate(runs)
-        for place, name in enumerate(run.tables)
-        if name not in known
+        for place, read in enumerate(run.tables)
+        if read in unknown
     ]
     if wrong:
         detail = "; ".join(f"{e.path}: {e.value!r}: {e.message}" for e in wrong[:_NAMED])

@@ -12,7 +12,7 @@ from infra.db import models
 from infra.db.usage import recurring_jobs
 from infra.errors import CatalogueError
 
-_HOURS_A_DAY = 24
+HOURS_A_DAY = 24
 _FETCHED = 5000
 _DEFAULT = TetrisSettings()
 
@@ -35,21 +35,33 @@ def gather(
         CatalogueError: there is no region, or one whose storage nobody has said.
         ValueError: `window_days` is not above 0.
     """
-    until = now or session.execute(select(func.transaction_timestamp())).scalar_one()
-    weights = tetris.weights
     return Instance(
         regions=_regions(session),
-        tables=_tables(session),
-        jobs=recurring_jobs(session, until, tetris.window_days if window_days is None else window_days),
-        weights=Weights(
-            weights.read, weights.gpu, weights.storage, weights.overload, dict(sorted(weights.by_priority.items()))
+        tables=gather_tables(session),
+        jobs=recurring_jobs(
+            session, now or transaction_time(session), tetris.window_days if window_days is None else window_days
         ),
+        weights=weights_of(tetris),
         home_threshold=tetris.home_threshold,
         move_quota_bytes=move_quota_bytes,
     )
 
 
-def _regions(session: Session) -> tuple[Region, ...]:
+def weights_of(tetris: TetrisSettings) -> Weights:
+    """What the terms of the objective weigh by the settings."""
+    weights = tetris.weights
+    by_priority = dict(sorted(weights.by_priority.items()))
+    return Weights(weights.read, weights.gpu, weights.storage, weights.overload, by_priority)
+
+
+def transaction_time(session: Session) -> datetime:
+    """When the session's transaction began: the end of the window of usage that it gathers."""
+    now: datetime = session.execute(select(func.transaction_timestamp())).scalar_one()
+    return now
+
+
+def supply_by_region(session: Session) -> dict[str, dict[str, float]]:
+    """Region to the GPU hours a day, by type, of its machines that are not lost."""
     supply: dict[str, dict[str, float]] = defaultdict(dict)
     machine = models.Machine
     slots = (
@@ -59,7 +71,12 @@ def _regions(session: Session) -> tuple[Region, ...]:
         .order_by(machine.region, machine.gpu_type)
     )
     for region, gpu_type, gpus in session.execute(slots):
-        supply[region][str(gpu_type)] = float(gpus) * _HOURS_A_DAY
+        supply[region][str(gpu_type)] = float(gpus) * HOURS_A_DAY
+    return supply
+
+
+def _regions(session: Session) -> tuple[Region, ...]:
+    supply = supply_by_region(session)
     rows = session.scalars(select(models.Region).order_by(models.Region.name)).all()
     if not rows:
         raise CatalogueError("regions: there are none; add one with a bucket first")
@@ -69,12 +86,13 @@ def _regions(session: Session) -> tuple[Region, ...]:
             " (mizzen regions set REGION --storage 5PB)"
         )
     return tuple(
-        Region(row.name, float(row.storage_bytes or 0), supply[row.name], dict(sorted(row.cpu_hours.items())))
+        Region(row.name, float(row.storage_bytes or 0), supply.get(row.name, {}), dict(sorted(row.cpu_hours.items())))
         for row in rows
     )
 
 
-def _tables(session: Session) -> tuple[Table, ...]:
+def gather_tables(session: Session) -> tuple[Table, ...]:
+    """The tables by name, with the regions that have a ready replica of all of it."""
     table, replica = models.Table, models.Replica
     elsewhere = (
         select(replica.data_table, func.array_agg(replica.region).label("regions"))

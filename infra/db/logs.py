@@ -72,6 +72,7 @@ class UsageRun(Base):
     """Whose quota of CPU hours it counts in (`Region.cpu_hours`)."""
     priority: Mapped[int] = mapped_column(CheckConstraint("priority between 1 and 7"))
     tables: Mapped[list[str]]
+    """What it read: tables, or `table/partition` (`domain.ids.READ_RULE`)."""
     gpu_hours: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     """GPU type to hours."""
     cpu_hours: Mapped[float] = mapped_column(CheckConstraint("cpu_hours >= 0"), server_default=text("0"))

@@ -56,7 +56,8 @@ def record_attempt(session: Session, row: Workload, attempt: Attempt) -> None:
 def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[Job, ...]:
     """The jobs that ran in the window before `now`, by source and name, as `source/job`.
 
-    A job has the tables that any of its runs read and the catalogue has, the GPU type that took most of its hours, and
+    A job has the tables of which the catalogue has something that any of its runs read (`infra.db.reads` says which
+    partitions), the GPU type that took most of its hours, and
     kind, app and priority of its newest run. Its hours, and its weight (the number of runs), are a day's: of the days
     for which its source has told of runs, from the first one's end in the window on, up to `window_days`.
 
@@ -107,8 +108,11 @@ _JOBS = text("""
     ), listed as (
         select distinct source, job, tables from run
     ), read as (
-        select source, job, array_agg(distinct name collate "C") as tables
-        from listed, unnest(tables) as read_table join data_table on name = read_table group by source, job
+        select source, job, array_agg(distinct t.name collate "C") as tables
+        from listed, unnest(tables) as entry join data_table as t on t.name = split_part(entry, '/', 1)
+        where strpos(entry, '/') = 0 or exists (
+            select from data_partition as p where p.data_table = t.name and p.name = split_part(entry, '/', 2))
+        group by source, job
     )
     select n.source, n.job, n.kind, n.app, n.priority, coalesce(r.tables, '{}') as tables, g.gpu_type,
            coalesce(g.hours, 0) / s.days as gpu_hours, t.cpu_hours / s.days as cpu_hours, t.runs / s.days as weight

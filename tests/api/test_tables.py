@@ -6,11 +6,12 @@ from typing import Any
 from sqlalchemy import select, text
 
 from domain.instance import Instance
+from domain.reads import Reads
 from infra.db.logs import Audit, UsageRun
 from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table
 from tests.api.test_workloads import act, get, mail
 from tests.api.world import World, document
-from tetris.documents import read_instance
+from tetris.documents import read_instance, read_reads
 
 CLICKS = "/v1/tables/ads.clicks"
 SHA = "sha256:" + "ab" * 32
@@ -287,6 +288,8 @@ async def test_usage_that_is_wrong(world: World) -> None:
     """Nothing of a request with a wrong run is recorded; each error names the run and the field."""
     for change, path in (
         ({"tables": ["digits", "ads.klicks"]}, "runs[1].tables[1]"),
+        ({"tables": ["digits", "digits/ds=1"]}, "runs[1].tables[1]"),
+        ({"tables": ["digits", "digits/"]}, "runs[1].tables[1]"),
         ({"kind": "hive"}, "runs[1].kind"),
         ({"source": "mizzen"}, "runs[1]"),
         ({"gpu_hours": 1.0}, "runs[1]"),
@@ -321,6 +324,67 @@ async def test_the_instance_is_exported(world: World) -> None:
     assert [j.name for j in read_instance((await _instance(world, window_days=1)).content).jobs] == []
 
 
+async def test_partitions_are_assigned_to_datacenters(world: World) -> None:
+    """A region's instance has its partitions and who reads them; what is assigned is where the next one begins."""
+    await _clicks(world)
+    days = {**RUN, "run": "app-2", "kind": "ml", "job": "train", "tables": ["ads.clicks/ds=1"]}
+    ended = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    usage = {"runs": [{**RUN, "ended_at": ended}, {**days, "ended_at": ended}]}
+    assert (await act(world, "/v1/usage", body=usage)).status_code == 200
+    assert await get(world, "/v1/tetris/reads") == {
+        "version": 1, "partitions": {"ads.clicks/ds=1": 20.0},
+        "reads": [{"job": "spark/train", "partitions": ["ads.clicks/ds=1"]}],
+    }  # fmt: skip
+    assert read_reads((await _get(world, "/v1/tetris/reads", window_days=0.01)).content) == Reads()
+    answer = await _instance(world, region="north")
+    assert (answer.status_code, "region north has no datacenters" in answer.json()["detail"]) == (409, True)
+    assert (await _instance(world, region="mars")).status_code == 404
+    for name, clusters in (("dc1", ["alpha"]), ("dc2", [])):
+        body = {"storage_bytes": 25, "clusters": clusters}
+        await act(world, f"/v1/regions/north/datacenters/{name}", method="PUT", body=body)
+    found = read_instance((await _instance(world, region="north")).content)
+    assert [(r.name, r.storage_bytes, r.gpu_hours) for r in found.regions] == [
+        ("north/dc1", 25.0, {"a100": 384.0}), ("north/dc2", 25.0, {}),
+    ]  # fmt: skip
+    assert [(t.name, t.home) for t in found.tables] == [
+        ("ads.clicks/ds=1", "north/dc1"), ("ads.clicks/ds=2", "north/dc2"), ("digits/all", "north/dc2"),
+    ]  # fmt: skip
+    assert [(j.name, j.tables) for j in found.jobs] == [
+        ("spark/daily", ("digits/all",)), ("spark/train", ("ads.clicks/ds=1",)),
+    ]  # fmt: skip
+    homes = {"ads.clicks/ds=1": "north/dc2", "digits/all": "north/dc1"}
+    for assigned in (2, 0):
+        answer = await _assign(world, homes)
+        assert (answer.status_code, answer.json()) == (200, {"assigned": assigned, "unchanged": 2 - assigned})
+    again = read_instance((await _instance(world, region="north")).content)
+    assert {t.name: t.home for t in again.tables} == {**homes, "ads.clicks/ds=2": "north/dc1"}
+    with world.session() as session:
+        rows = session.scalars(select(Audit).where(Audit.action == "datacenters.assign")).all()
+        assert [(row.target, row.detail) for row in rows] == [("north", {"partitions": 2})]
+
+
+async def test_assignments_that_are_wrong(world: World) -> None:
+    """All that does not exist is named, and nothing is written."""
+    await act(world, "/v1/regions/north/datacenters/dc1", method="PUT", body={"storage_bytes": 25})
+    wrong = await _assign(world, {"digits/all": "north/dc1", "digits/ds=1": "north/dc1", "ads/all": "south/dc1"})
+    assert _errors(wrong) == [
+        ("homes.ads/all", "region south has no datacenter 'dc1'; it has none"),
+        ("homes.digits/ds=1", "no ready replica in north has this partition; export the region's instance anew"),
+    ]
+    for homes in ({"digits": "north/dc1"}, {"digits/all": "north"}):
+        assert (await _assign(world, homes)).status_code == 422
+    with world.session() as session:
+        assert session.scalars(select(ReplicaPartition.datacenter)).all() == [None]
+
+
+async def _assign(world: World, homes: dict[str, str]) -> Any:
+    return await act(world, "/v1/tetris/datacenters", method="PUT", body={"version": 1, "homes": homes})
+
+
 async def _instance(world: World, **params: Any) -> Any:
+    return await _get(world, "/v1/tetris/instance", **params)
+
+
+async def _get(world: World, path: str, **params: Any) -> Any:
     async with world.client() as client:
-        return await client.get("/v1/tetris/instance", params=params)
+        return await client.get(path, params=params)

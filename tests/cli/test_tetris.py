@@ -7,21 +7,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow
 import pyarrow.parquet
 import pytest
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
+from domain.reads import Reads
 from infra.db.logs import UsageRun
-from infra.db.models import Table
+from infra.db.models import Datacenter, ReplicaPartition, Table
 from infra.db.session import transaction
 from infra.db.usage import recurring_jobs
 from mizzen.cli.app import run
+from mizzen.client.errors import Conflict
 from mizzen.objects import open_store
 from server.tetris_commands import tetris
 from server.usage_files import UsageFileError, read_usage
 from tests.cli.service import Service
-from tetris.documents import read_instance
+from tetris.documents import read_instance, read_reads
 
 Capture = pytest.CaptureFixture[str]
 Write = Callable[[str], Path]
@@ -99,6 +102,45 @@ def test_regions_are_set_and_exported(logs: Service, tmp_path: Path, capsys: Cap
     assert "'much' is not a size such as" in capsys.readouterr().err
 
 
+def test_partitions_go_to_datacenters(logs: Service, write: Write, tmp_path: Path, capsys: Capture) -> None:
+    """A region's instance is solved as any; assigned are also the partitions that the plan leaves where they begin."""
+    instance, plan, reads = (tmp_path / f"{name}.json" for name in ("instance", "plan", "reads"))
+    run(["regions", "set", "north", "--storage", "1TB"])
+    with pytest.raises(Conflict, match="region north has no datacenters"):
+        command("export", instance, "--region", "north")
+    open_store(logs.folder.as_uri()).put("tables/web.logs/ds=2/a", b"123")
+    assert run(["tables", "append", "web.logs", "ds=2", "--bytes", "3"]) == 0
+    with transaction(logs.engine) as session:
+        session.add_all(Datacenter(region="north", name=name, storage_bytes=100) for name in ("d1", "d2"))
+    try:
+        ended = datetime.now(UTC) - timedelta(hours=1)
+        assert command("usage", "import", write(f"{HEADER}\nr1,daily,ml,web.logs/ds=2,{ended},,,,\n")) == 0
+        assert command("export", instance, "--region", "north") == 0
+        assert command("export", tmp_path / "all.json", "--reads", reads) == 0
+        assert read_reads(reads.read_bytes()) == Reads({"web.logs/ds=2": 3.0}, {"ml/daily": ("web.logs/ds=2",)})
+        found = read_instance(instance.read_bytes())
+        logs_of = {t.name: t.home for t in found.tables if t.name.startswith("web.logs/")}
+        assert list(logs_of) == ["web.logs/ds=1", "web.logs/ds=2"]
+        assert [j.tables for j in found.jobs] == [("web.logs/ds=2",)]
+        plan.write_text('{"version": 1, "homes": {"web.logs/ds=1": "north/d2"}}')
+        capsys.readouterr()
+        for said in (f"{len(found.tables)} assigned, 0 unchanged", f"0 assigned, {len(found.tables)} unchanged"):
+            assert command("assign", instance, plan) == 0
+            assert capsys.readouterr().out.strip() == said
+        assert command("export", "--region", "north") == 0
+        again = {t["name"]: t["home"] for t in json.loads(capsys.readouterr().out)["tables"]}
+        assert again == {t.name: t.home for t in found.tables} | {"web.logs/ds=1": "north/d2"}
+        plan.write_text('{"version": 1, "homes": {"web.logs/ds=9": "north/d2"}}')
+        assert command("assign", instance, plan) == 2
+        assert "'web.logs/ds=9' is no table of the instance" in capsys.readouterr().err
+        with pytest.raises(click.UsageError, match="--reads: the tables of a region's instance are partitions"):
+            command("export", instance, "--region", "north", "--reads", reads)
+    finally:
+        with transaction(logs.engine) as session:
+            session.execute(update(ReplicaPartition).values(datacenter=None))
+            session.execute(delete(Datacenter))
+
+
 def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -> None:
     """CSV and Parquet of the same runs are the same; a second import finds them known."""
     path = write(f"{HEADER}\n{GOOD}\nr2,train,ml,,2026-11-21T05:30:00+02:00,,a100,64,2\n")
@@ -129,7 +171,8 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         ("r2,,spark,,2026-11-21T03:00:00Z,,,,", "job: '': must be a text"),
         ("r2,daily,hive,,2026-11-21T03:00:00Z,,,,", "kind: 'hive': must be ml, spark or presto"),
         ("r2,daily,spark,Web,2026-11-21T03:00:00Z,,,,", "tables: 'Web': must be a name, or namespace.name"),
-        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': names a table twice"),
+        ("r2,daily,spark,web.logs/,2026-11-21T03:00:00Z,,,,", "tables: 'web.logs/': must be a name, or namespace.name"),
+        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': names a table or a partition twice"),
         ("r2,daily,spark,,2026-11-21T03:00:00,,,,", "ended_at: '2026-11-21T03:00:00': must be a time with its zone"),
         ("r2,daily,spark,,yesterday,,,,", "ended_at: 'yesterday': must be a time with its zone"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,-1,,,", "cpu_hours: '-1': must be a number of hours from 0"),
@@ -141,6 +184,11 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         (GOOD, "run: 'r1': is that of row 2 too: a run is told once"),
         (GOOD + ",more", "the end: ['more']: the row has more cells than the header"),
         ("r2,daily,spark,web.lags,2026-11-21T03:00:00Z,,,,", "tables[0]: 'web.lags': there is no such table"),
+        ("r2,daily,spark,a/ds=1,2026-11-21T03:00:00Z,,,,", "tables[0]: 'a/ds=1': there is no such table"),
+        (
+            "r2,daily,spark,web.logs/ds=1|web.logs/ds=9,2026-11-21T03:00:00Z,,,,",
+            "tables[1]: 'web.logs/ds=9': table web.logs has no such partition; append it first",
+        ),
     ],
 )
 def test_wrong_rows(logs: Service, write: Write, capsys: Capture, line: str, message: str) -> None:

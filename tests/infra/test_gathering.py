@@ -7,8 +7,10 @@ import pytest
 from sqlalchemy import Engine
 
 from domain.instance import Instance, Job, Region, Table, Weights
+from domain.reads import Reads
 from infra.db import models
 from infra.db.gathering import gather
+from infra.db.reads import partial_reads, unknown_reads
 from infra.db.session import transaction
 from infra.db.usage import record_runs, recurring_jobs
 from infra.errors import CatalogueError
@@ -98,6 +100,44 @@ def test_a_job_is_the_runs_of_its_name(house: Engine) -> None:
         Job("spark/daily", "ml", ("n.u", "t"), 2, "spark", "v100", 5.0, 2.1, 0.3),
         Job("spark/other", "spark", (), 7, "spark", None, 0.0, 1.0, 0.1),
     )
+
+
+def test_runs_read_tables_or_partitions(house: Engine) -> None:
+    """A job reads the partitions that any of its runs named, unless one read the whole table or they are all of it."""
+    with transaction(house) as session:
+        session.add(models.Table(name="days", home_region="a"))
+        session.flush()
+        session.add(models.Replica(data_table="days", region="a", state="ready"))
+        session.flush()
+        for day, size in enumerate((10, 20, 30, 40), start=1):
+            session.add(models.Partition(data_table="days", name=f"ds={day}", location=f"days/{day}/", size_bytes=size))
+    found = _jobs(
+        house,
+        _run("1", 2.5, tables=["days/ds=2", "t"]),
+        _run("2", 1.5, tables=["days/ds=1", "days/ds=2", "days/ds=9", "t/all", "t"]),
+        _run("3", 0.5, tables=["days/ds=1", "gone/ds=1"]),
+        _run("4", 40, tables=["days"]),
+        _run("5", 0.5, job="all", tables=["days/ds=1", "days/ds=2", "days/ds=3"]),
+        _run("6", 0.5, job="all", tables=["days/ds=4"]),
+        _run("7", 0.5, job="both", tables=["days/ds=1", "days"]),
+        _run("8", 0.5, job="gone", tables=["days/ds=9"]),
+        _run("9", 0.5, job="single", tables=["days/ds=4", "n.u/all"]),
+    )
+    assert [(j.name, j.tables) for j in found] == [
+        ("spark/all", ("days",)), ("spark/both", ("days",)), ("spark/daily", ("days", "t")), ("spark/gone", ()),
+        ("spark/single", ("days", "n.u")),
+    ]  # fmt: skip
+    with transaction(house) as session:
+        reads = partial_reads(session, NOW, 30.0)
+        assert unknown_reads(session, ["t", "t/all", "days/ds=4"]) == {}
+        unknown = unknown_reads(session, ["t", "t/ds=1", "gone", "gone/ds=1"])
+    assert reads == Reads(
+        {"days/ds=1": 10.0, "days/ds=2": 20.0, "days/ds=4": 40.0},
+        {"spark/daily": ("days/ds=1", "days/ds=2"), "spark/single": ("days/ds=4",)},
+    )
+    no_table = "there is no such table; register it first, or leave it out"
+    no_partition = "table t has no such partition; append it first, or leave it out"
+    assert unknown == {"gone": no_table, "gone/ds=1": no_table, "t/ds=1": no_partition}
 
 
 def test_only_the_window_counts(house: Engine) -> None:

@@ -70,6 +70,26 @@ def test_a_pipe_and_a_folder(instance: Path, tmp_path: Path) -> None:
     assert json.loads(scored.stdout)["violations"] == []
 
 
+def test_replicas_of_partitions(tmp_path: Path) -> None:
+    """Who reads which partitions is a document beside the instance; one of another instance is refused."""
+    plan, replicas, reads = (tmp_path / f"{name}.json" for name in ("plan", "replicas", "reads"))
+    given, other = tmp_path / "given.json", tmp_path / "other.json"
+    regions = [{"name": name, "storage_bytes": 100, "gpu_hours": hours} for name, hours in (("r", {}), ("s", {"a": 1}))]
+    job = {"name": "j", "kind": "ml", "tables": ["t"], "gpu_type": "a", "gpu_hours": 1, "priority": 1}
+    tables = [{"name": "t", "size_bytes": 40, "home": "r"}, {"name": "u", "size_bytes": 90, "home": "s"}]
+    given.write_text(json.dumps({"version": 1, "regions": regions, "tables": tables, "jobs": [job]}))
+    reads.write_text('{"version": 1, "partitions": {"t/ds=1": 10}, "reads": [{"job": "j", "partitions": ["t/ds=1"]}]}')
+    solve = ("solve", given, "--method", "v0", "--out", plan, "--replicas", replicas, "--reads")
+    done = here(*solve, reads)
+    assert (done.exit_code, "0 of 1 jobs have no region" in done.stderr) == (0, True)
+    (told,) = [r for r in json.loads(replicas.read_text())["replicas"] if r["reason"] == "no_region"]
+    assert (told["region"], told["part"], told["partitions"], told["job"]) == ("s", 0.25, ["t/ds=1"], "j")
+    other.write_text(reads.read_text().replace('"j"', '"k"'))
+    refused = here(*solve, other)
+    assert refused.exit_code == 2
+    assert f"{other}: reads: 'k' is no job of the instance; export both anew" in refused.stderr
+
+
 def test_errors_are_one_line_and_change_nothing(instance: Path, tmp_path: Path) -> None:
     """What cannot be used is named, with exit code 2; no plan is written."""
     plan = tmp_path / "plan.json"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from domain.reads import Reads, reads_document
 from tests.tetris.small import small_instance
 from tetris import documents
 
@@ -24,6 +25,22 @@ def test_round_trip(seed: int) -> None:
     """An instance that is written is the same when it is read."""
     instance = small_instance(seed)
     assert documents.read_instance(json.dumps(documents.instance_document(instance))) == instance
+
+
+def test_reads_round_trip() -> None:
+    """Which partitions jobs read is the same when it is read again; what is wrong is named."""
+    reads = Reads({"t/1": 1.0, "t/2": 0.0}, {"j": ("t/1", "t/2"), "k": ("t/2",)})
+    assert documents.read_reads(json.dumps(reads_document(reads))) == reads
+    for change, said in (
+        ({"partitions": {"t": 1}}, "partitions.t: must be table/partition"),
+        ({"partitions": {"t/1": -1}}, "partitions.t/1: -1"),
+        ({"reads": [{"job": "j", "partitions": []}]}, "reads.0.partitions: []"),
+        ({"reads": [{"job": "j", "partitions": ["t/"]}]}, "reads.0.partitions.0: 't/'"),
+        ({"reads": [{"job": "j", "partitions": ["t/1"]}] * 2}, "reads: job 'j' is there twice: a job is named once"),
+    ):
+        with pytest.raises(documents.DocumentError) as refused:
+            documents.read_reads(json.dumps({**reads_document(reads), **change}))
+        assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(

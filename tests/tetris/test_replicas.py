@@ -1,13 +1,22 @@
 """Extra replicas: outside the home for disasters, where jobs without a region can run, and hot tables by supply."""
 
+import dataclasses
+import itertools
+import re
+
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
+from domain.ids import split_read
 from domain.instance import Instance, Job, Region, Table
+from domain.reads import Reads
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.generate import generate
-from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicate
+from tetris.needed import Needed
+from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicas_document, replicate
 
 ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
 ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
@@ -61,10 +70,93 @@ def test_only_the_partitions_that_are_needed_are_copied() -> None:
     columns = Columns.of(given)
     whole = replicate(columns, columns.home, ONLY_JOBS)
     assert [(r.table, r.region, r.part) for r in whole.replicas] == [(1, 0, 1.0)]
-    part = replicate(columns, columns.home, ONLY_JOBS, np.array([0.1, 1.0]))
+    needed = Needed.of(columns, Reads({"x/2": 4.0, "x/1": 2.0}, {"j": ("x/2", "x/1")}))
+    assert needed.part.tolist() == pytest.approx([0.1, 1.0])
+    part = replicate(columns, columns.home, ONLY_JOBS, needed)
     assert [(r.table, r.region) for r in part.replicas] == [(0, 1)]
-    assert part.replicas[0].part == pytest.approx(0.1)
     assert part.stored_bytes.tolist() == pytest.approx([60.0, 16.0])
+    (told,) = replicas_document(columns, part, needed)["replicas"]
+    assert told == {
+        "table": "x", "region": "s", "reason": "no_region", "part": pytest.approx(0.1), "partitions": ["x/1", "x/2"],
+        "job": "j",
+    }  # fmt: skip
+
+
+def test_each_job_needs_its_own_partitions() -> None:
+    """As many bytes of other days serve nobody; what an earlier job got is not copied again; the whole has it all."""
+    jobs = {"i": ("x/1",), "j": ("x/2",), "k": ("x/1", "x/2", "x/3"), "l": ()}
+    given = Instance(
+        (Region("r", 100.0), Region("s", 80.0, {"a": 20.0})),
+        (Table("x", 60.0, "r"),),
+        tuple(Job(name, "ml", ("x",), 1 + n, gpu_type="a", gpu_hours=1.0) for n, name in enumerate(jobs)),
+    )
+    columns = Columns.of(given)
+    reads = Reads({"x/1": 10.0, "x/2": 10.0, "x/3": 10.0}, {job: names for job, names in jobs.items() if names})
+    needed = Needed.of(columns, reads)
+    found = replicate(columns, columns.home, ONLY_JOBS, needed)
+    assert [r.job for r in found.replicas] == [0, 1, 2, 3]
+    assert [r.part for r in found.replicas] == pytest.approx([1 / 6, 1 / 6, 0.5, 1.0])
+    assert [needed.names(edge) for edge in range(4)] == list(jobs.values())
+    assert found.stored_bytes.tolist() == pytest.approx([60.0, 60.0])
+    assert candidate_regions(columns, found.pieces, needed).tolist() == [[False, True]] * 4
+    small = dataclasses.replace(columns, capacity_bytes=np.array([100.0, 25.0]))
+    found = replicate(small, small.home, ONLY_JOBS, needed)
+    assert candidate_regions(small, found.pieces, needed)[:, 1].tolist() == [True, True, False, False]
+    assert [(u.job, u.short_bytes) for u in found.unplaced] == [(2, pytest.approx(5.0)), (3, pytest.approx(35.0))]
+
+
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        (Reads({"x/1": 1.0}, {"z": ("x/1",)}), "reads: 'z' is no job of the instance"),
+        (Reads({"y/1": 1.0}, {"j": ("y/1",)}), "reads of j: 'y/1' is of no table that the job has"),
+        (Reads({"x/1": 1.0}, {"j": ("x/1", "x/2")}), "partitions: 'x/2' is missing, which j reads; give its size"),
+    ],
+)
+def test_reads_of_another_instance(reads: Reads, message: str) -> None:
+    """Reads that are not of the instance's jobs and tables are refused, with what does not fit."""
+    given = Instance(regions("r"), (Table("x", 2.0, "r"), Table("y", 2.0, "r")), (Job("j", "ml", ("x",), 1),))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Needed.of(Columns.of(given), reads)
+
+
+@hypothesis.given(seed=st.integers(0, 10_000), data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
+    """Told partition by partition, replicas have the bytes that are stored, and serve the jobs that count as placed."""
+    columns = Columns.of(small_instance(seed, 8, 3, 12))
+    days = {name: [f"{name}/{day}" for day in range(3)] for name in columns.table_names}
+    sizes = dict(zip(columns.table_names, columns.size_bytes.tolist(), strict=True))
+    by_job = {
+        name: tuple(
+            itertools.chain.from_iterable(
+                data.draw(st.lists(st.sampled_from(days[columns.table_names[table]]), max_size=2, unique=True))
+                for table in columns.job_table[columns.job_start[j] : columns.job_start[j + 1]]
+            )
+        )
+        for j, name in enumerate(columns.job_names)
+    }
+    reads = Reads({day: sizes[name] / 4 for name in days for day in days[name]}, by_job)
+    needed = Needed.of(columns, reads)
+    found = replicate(columns, columns.home, Policy(hot_jobs=3), needed)
+    there: dict[str, set[str]] = {region: set() for region in columns.regions}
+    # A quarter of each table is read by nobody.
+    whole = {name: {*days[name], f"{name}/rest"} for name in columns.table_names}
+    for table, home in zip(columns.table_names, columns.home, strict=True):
+        there[columns.regions[home]] |= whole[table]
+    for replica in replicas_document(columns, found, needed)["replicas"]:
+        there[replica["region"]] |= set(replica["partitions"] or whole[replica["table"]])
+    stored = [sum(sizes[split_read(name)[0]] / 4 for name in there[region]) for region in columns.regions]
+    assert stored == pytest.approx(found.stored_bytes)
+    for j, job in enumerate(columns.job_names):
+        wanted: set[str] = set()
+        for table in columns.job_table[columns.job_start[j] : columns.job_start[j + 1]]:
+            name = columns.table_names[table]
+            wanted |= {day for day in by_job[job] if split_read(day)[0] == name} or whole[name]
+        kind = columns.gpu_type[j]
+        able = [kind == NONE or columns.supply_h[kind, r] > 0 for r in range(len(columns.regions))]
+        serving = [can and wanted <= there[region] for can, region in zip(able, columns.regions, strict=True)]
+        assert candidate_regions(columns, found.pieces, needed)[j].tolist() == serving
 
 
 def test_what_does_not_fit_is_told() -> None:
@@ -105,6 +197,26 @@ def test_hot_tables_are_spread_by_supply() -> None:
     found = replicate(columns, columns.home, Policy(disaster_recovery_level=0, hot_jobs=2))
     # 20 bytes, half of them for hot tables, three quarters of that for type a: room for the hottest alone.
     assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(0, "s", "hot")]
+
+
+def test_jobs_come_before_recovery_and_serve_it() -> None:
+    """With room for one copy a job without a region gets it; with more, that copy is its table's for a disaster too."""
+    given = Instance(
+        (Region("r", 100.0, {"a": 10.0}), Region("s", 20.0, {"b": 10.0}), Region("t", 0.0)),
+        (Table("x", 15.0, "r"), Table("y", 15.0, "r")),
+        (
+            Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=1.0),
+            Job("k", "ml", ("y",), 7, gpu_type="b", gpu_hours=1.0),
+        ),
+    )
+    columns = Columns.of(given)
+    found = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [(r.table, r.region, r.reason) for r in found.replicas] == [(1, 1, "no_region")]
+    columns.capacity_bytes[2] = 100.0
+    more = replicate(columns, columns.home, ONLY_RECOVERY)
+    assert [(r.table, r.region, r.reason) for r in more.replicas] == [(1, 1, "no_region"), (0, 2, "disaster_recovery")]
+    apart = Policy(correlated={("r", "s"): 0.1}, hot_jobs=1 << 30)
+    assert [(r.table, r.region) for r in replicate(columns, columns.home, apart).replicas] == [(1, 1), (0, 2), (1, 2)]
 
 
 def test_hot_data_of_high_priority_comes_first() -> None:
@@ -148,5 +260,5 @@ def test_hardly_any_job_is_left_without_a_region() -> None:
     columns.capacity_bytes[:] *= 3.0
     before = candidate_regions(columns, replicate(columns, columns.home, ONLY_JOBS).held)
     found = replicate(columns, columns.home, Policy())
-    assert (~candidate_regions(columns, found.held).any(axis=1)).mean() <= 0.001
+    assert len(jobs_without_region(columns, found.held)) <= 0.001 * len(columns.kind)
     assert candidate_regions(columns, found.held).sum() > before.sum()

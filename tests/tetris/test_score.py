@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from domain.instance import Instance, Job, Region, Table, Violation, Weights
-from tetris.score import job_region, score
+from domain.instance import Instance, Job, Region, Table, Violation, Weights, job_region
+from tetris.score import score
 
 TWO = (Region("r1", 100.0, {"a": 30.0}), Region("r2", 300.0, {"a": 10.0}))
 

@@ -58,9 +58,25 @@ class Data(Calls):
         """Record runs of jobs, all or none; those whose source and id are known stay as they are (operators)."""
         return cast(views.Recorded, self._call("POST", "usage", body={"runs": list(runs)}, idempotent=True))
 
-    def instance(self, window_days: float | None = None) -> Mapping[str, Any]:
-        """Regions, tables and recurring jobs as an instance document: what `mizzen tetris solve` takes (operators)."""
-        return cast(Mapping[str, Any], self._call("GET", "tetris", "instance", params={"window_days": window_days}))
+    def instance(self, window_days: float | None = None, region: str | None = None) -> Mapping[str, Any]:
+        """Regions, tables and recurring jobs as an instance document: what `mizzen tetris solve` takes (operators).
+
+        Of a `region`: its datacenters, and its partitions with the jobs that run there.
+        """
+        params = {"window_days": window_days, "region": region}
+        return cast(Mapping[str, Any], self._call("GET", "tetris", "instance", params=params))
+
+    def reads(self, window_days: float | None = None) -> Mapping[str, Any]:
+        """Which partitions the instance's jobs read, where they do not read whole tables (operators)."""
+        return cast(Mapping[str, Any], self._call("GET", "tetris", "reads", params={"window_days": window_days}))
+
+    def assign_datacenters(self, homes: Mapping[str, str]) -> views.Assigned:
+        """Write which datacenters partitions are in, `table/partition` to `region/datacenter`, all or none (operators).
+
+        A partition that is not in that region, or a datacenter that it does not have, is an error.
+        """
+        body = {"version": 1, "homes": dict(homes)}
+        return cast(views.Assigned, self._call("PUT", "tetris", "datacenters", body=body))
 
     def nights(self, limit: int = 30) -> Mapping[str, Any]:
         """The newest nights of the placement of tables as `items`, and `paused` (None: moves are not)."""

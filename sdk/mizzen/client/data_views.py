@@ -80,3 +80,10 @@ class Move(TypedDict):
     begun_at: str | None
     ended_at: str | None
     why: dict[str, Any]
+
+
+class Assigned(TypedDict):
+    """How many partitions were assigned to another datacenter, and how many were in theirs before."""
+
+    assigned: int
+    unchanged: int

@@ -1,0 +1,66 @@
+"""tetris-joint: homes and replicas decided together (`tetris.joint`), beside homes first and replicas then (MAST 6).
+
+Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with
+so little that they fill 70 %. Both ways are scored by `tetris.aims`: the gap is (two steps - together) / together.
+Together begins with the plan of the two steps, so it is never worse; what the same homes with the best replicas lack is
+told apart. The two steps may fill the storage with hot tables: by default half of it is left.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean, median
+
+import numpy as np
+
+from bench.harness import Bench, Figure, Line, Suite
+from tetris.aims import Worth
+from tetris.columns import Columns
+from tetris.generate import generate
+from tetris.joint import together, two_step
+
+TABLES, REGIONS, SEEDS = 14, 4, 10
+FILLED = (0.4, 0.7)
+_SEARCH_S = 2.0
+_EFFORT_S = 3.0
+_WORDS = ("gap, median", "gap, worst", "gap with the homes kept, worst")
+_TERMS = ("read", "gpu", "storage", "nowhere", "recovery", "reach")
+
+
+def filled(columns: Columns, part: float) -> Columns:
+    """The same with storage of which the homes fill that part, but for regions where they need more."""
+    stored = np.bincount(columns.home, weights=columns.size_bytes, minlength=len(columns.regions))
+    share = columns.capacity_bytes / columns.capacity_bytes.sum()
+    return replace(columns, capacity_bytes=np.maximum(np.round(share * stored.sum() / part), stored))
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """For each amount of storage the gap's median and worst, and what is left of it with the homes kept."""
+    for part in FILLED:
+        gaps: list[float] = []
+        kept: list[float] = []
+        ways: dict[str, list[Worth]] = {"two": [], "together": []}
+        for seed in range(SEEDS):
+            bench.say(f"{part:.0%} filled: {seed} of {SEEDS} instances")
+            columns = filled(generate(TABLES, REGIONS, seed), part)
+            two = two_step(columns, time_s=_SEARCH_S, seed=seed)
+            alone = together(columns, two, effort_s=_EFFORT_S, seed=seed, moves=False)
+            both = together(columns, two, effort_s=_EFFORT_S, seed=seed)
+            gaps.append(two.worth.total / both.worth.total - 1.0)
+            kept.append(alone.worth.total / both.worth.total - 1.0)
+            ways["two"].append(two.worth)
+            ways["together"].append(both.worth)
+        amounts = {
+            f"{way}_{term}": mean(getattr(one, term) for one in found)
+            for way, found in ways.items()
+            for term in (*_TERMS, "total")
+        }
+        sizes = {"tables": TABLES, "regions": REGIONS, "instances": SEEDS, "effort_s": _EFFORT_S}
+        for word, value in zip(_WORDS, (median(gaps), max(gaps), max(kept)), strict=True):
+            yield Figure(SUITE.name, SUITE.line(f"{part:.0%} filled: {word}"), value, amounts, SEEDS, sizes)
+
+
+SUITE = Suite(
+    "tetris-joint",
+    tuple(Line(f"{part:.0%} filled: {word}", None) for part in FILLED for word in _WORDS),
+    run,
+)

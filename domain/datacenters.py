@@ -1,0 +1,121 @@
+"""One region's instance: its datacenters as regions, its partitions as tables, the jobs that run there (MAST 3.5).
+
+So what places tables in regions places partitions in datacenters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from domain.ids import partition_read, split_read
+from domain.instance import Homes, Instance, Job, Region, Table, job_region
+from domain.reads import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Tables of an installation, where they are, and what reads them."""
+
+    tables: Sequence[Table]
+    jobs: Sequence[Job]
+    reads: Reads
+    supply: Mapping[str, Mapping[str, float]]
+    """Region to its GPU hours by type."""
+    parts: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """(table, region) of a replica of some partitions to those, as `table/partition`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A partition that the region holds."""
+
+    table: str
+    name: str
+    size_bytes: float
+    datacenter: str | None
+    """None: it is in none yet."""
+
+
+def datacenter_name(region: str, datacenter: str) -> str:
+    """The name of a datacenter among those of all regions: `region/datacenter`."""
+    return f"{region}/{datacenter}"
+
+
+def region_instance(
+    placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[Held]
+) -> Instance:
+    """The instance of a region whose tables are at `homes` (those that it does not name stay).
+
+    Its tables are what it holds, but for tables whose home leaves it. Its jobs are those that run there, each with what
+    it reads there; partitions in no datacenter begin where there is room, the largest first.
+
+    Raises:
+        ValueError: `homes` names a table that there is not.
+    """
+    tables = {table.name: table for table in placed.tables}
+    if unknown := sorted(homes.keys() - tables.keys()):
+        raise ValueError(f"homes: there is no table {unknown[0]!r}")
+    left = {name for name, home in homes.items() if tables[name].home == region != home}
+    kept = [partition for partition in held if partition.table not in left]
+    by_table: dict[str, list[str]] = {}
+    for partition in kept:
+        by_table.setdefault(partition.table, []).append(partition_read(partition.table, partition.name))
+    jobs = [
+        replace(job, tables=names)
+        for job, where in zip(placed.jobs, running_regions(placed, homes), strict=True)
+        if where == region and (names := _partitions(job, placed.reads, by_table))
+    ]
+    return Instance(tuple(datacenters), tuple(_start(kept, region, datacenters)), tuple(jobs))
+
+
+def running_regions(placed: Placed, homes: Homes) -> list[str | None]:
+    """Where each job runs, replicas counted; None: nowhere.
+
+    Its region by the homes (`domain.instance.job_region`), if that has its hardware. Else, of the regions that have
+    it and a copy of all that the job reads, the one with the highest supply, then the first by name.
+    """
+    tables = {table.name: table for table in placed.tables}
+    home = {table.name: homes.get(table.name, table.home) for table in placed.tables}
+    # A move uses up the replica at the new home, and the copy at the old home goes.
+    copies = {table.name: frozenset((home[table.name], *table.replicas)) for table in placed.tables}
+    return [_running_region(job, placed, copies, job_region(job, tables, home)) for job in placed.jobs]
+
+
+def _running_region(job: Job, placed: Placed, copies: Mapping[str, frozenset[str]], at_home: str | None) -> str | None:
+    def hours(region: str) -> float:
+        return 0.0 if job.gpu_type is None else placed.supply[region].get(job.gpu_type, 0.0)
+
+    able = [region for region in placed.supply if job.gpu_type is None or hours(region) > 0]
+    if at_home in able or not job.tables:
+        return at_home
+    wanted: dict[str, set[str]] = {}
+    for name in placed.reads.by_job.get(job.name, ()):
+        wanted.setdefault(split_read(name)[0], set()).add(name)
+
+    def has(region: str, table: str) -> bool:
+        parts = placed.parts.get((table, region), frozenset())
+        return region in copies[table] or (table in wanted and wanted[table] <= parts)
+
+    serving = [region for region in able if all(has(region, table) for table in job.tables)]
+    return min(serving, key=lambda region: (-hours(region), region), default=at_home)
+
+
+def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """What a job reads of the partitions that are there."""
+    own = set(reads.by_job.get(job.name, ()))
+    partly = {split_read(name)[0] for name in own}
+    there = [name for table in job.tables for name in by_table.get(table, ())]
+    return tuple(name for name in there if split_read(name)[0] not in partly or name in own)
+
+
+def _start(held: Sequence[Held], region: str, datacenters: Sequence[Region]) -> list[Table]:
+    room = {datacenter.name: datacenter.storage_bytes for datacenter in datacenters}
+    home: dict[Held, str] = {}
+    # Those that are somewhere come first: what is left is for the others.
+    for partition in sorted(held, key=lambda p: (p.datacenter is None, -p.size_bytes, p.table, p.name)):
+        if partition.datacenter is None:
+            where = min(room, key=lambda name: (-room[name], name))
+        else:
+            where = datacenter_name(region, partition.datacenter)
+        home[partition] = where
+        room[where] -= partition.size_bytes
+    return [Table(partition_read(p.table, p.name), p.size_bytes, home[p]) for p in held]

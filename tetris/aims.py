@@ -1,0 +1,95 @@
+"""What homes and replicas are worth together: one function, whichever way they were decided (MAST 3.3 and 3.5).
+
+total = read * read_weight + gpu * gpu_weight + storage * storage_weight + aims.nowhere * nowhere + aims.recovery *
+recovery + aims.reach * reach. Read and GPU term are those of the homes (`tetris.score`), storage is that of all copies:
+sum over regions of (U[r]/sum U - C[r]/sum C)^2. What replicas are for adds, each from 0 (all is well) to 1:
+
+    nowhere:   weight of the ML jobs that find their tables and their hardware nowhere together, of all ML jobs' weight
+    recovery:  bytes of the tables that a job reads and that have no copy outside their home, of all such tables' bytes
+    reach:     over ML jobs on GPUs, by weight: the part of their type's supply that is in regions without their tables
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.problem import Problem
+from tetris.replicas import Parts, candidate_regions, jobs_without_region
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """What the aims of replicas weigh, against terms that are below 1 where a plan is good."""
+
+    nowhere: float = 10.0
+    recovery: float = 1.0
+    reach: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What homes and replicas cost: the terms before their weights, and their weighted sum."""
+
+    read: float
+    gpu: float
+    storage: float
+    nowhere: float
+    recovery: float
+    reach: float
+    total: float
+    over_bytes: float
+    """Bytes that do not fit, over all regions."""
+
+
+def worth(columns: Columns, home: Ints, held: Parts, aims: Aims = Aims()) -> Worth:
+    """What homes [T] with their copies cost; `held`: [T, R] as in `tetris.replicas.Replicated`."""
+    read, gpu, _ = Problem(columns, home).terms
+    stored = held.astype(np.float64).T @ columns.size_bytes
+    capacity = columns.capacity_bytes
+    storage = float(((_parts(stored) - _parts(capacity)) ** 2).sum())
+    ml = columns.kind == ML
+    lacking = np.zeros(len(ml), np.bool_)
+    lacking[jobs_without_region(columns, held)] = True
+    nowhere = _part(columns.weight * ml, lacking)
+    outside = held.copy()
+    outside[np.arange(len(home)), home] = 0.0
+    recovery = _part(columns.size_bytes * is_read(columns), outside.max(axis=1, initial=0.0) < 1.0)
+    reach = _part(columns.weight * (ml & (columns.gpu_type != NONE)), out_of_reach(columns, held))
+    w = columns.weights
+    total = read * w.read + gpu * w.gpu + storage * w.storage
+    total += aims.nowhere * nowhere + aims.recovery * recovery + aims.reach * reach
+    over = float(np.maximum(stored - capacity, 0.0).sum())
+    return Worth(read, gpu, storage, nowhere, recovery, reach, total, over)
+
+
+def is_read(columns: Columns) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """[T] whether a job reads a table."""
+    out = np.zeros(len(columns.size_bytes), np.bool_)
+    out[columns.job_table] = True
+    return out
+
+
+def out_of_reach(columns: Columns, held: Parts) -> Floats:
+    """[J] the part of its type's supply that is in regions without a job's tables; 0 for a job without GPUs."""
+    out = np.zeros(len(columns.kind))
+    mine = columns.gpu_type != NONE
+    share = supply_share(columns)[columns.gpu_type[mine]]
+    out[mine] = 1.0 - (candidate_regions(columns, held)[mine] * share).sum(axis=1)
+    return out
+
+
+def supply_share(columns: Columns) -> Floats:
+    """[G, R] each region's part of a type's supply; 0 where there is none."""
+    sums = columns.supply_h.sum(axis=1, keepdims=True)
+    return np.asarray(columns.supply_h / np.where(sums > 0, sums, 1.0), np.float64)
+
+
+def _parts(amounts: Floats) -> Floats:
+    whole = amounts.sum()
+    return np.asarray(amounts / whole if whole else np.zeros_like(amounts), np.float64)
+
+
+def _part(weights: Floats, of: "np.ndarray[tuple[int], np.dtype[np.float64 | np.bool_]]") -> float:
+    whole = float(weights.sum())
+    return float((weights * of).sum()) / whole if whole else 0.0

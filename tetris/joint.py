@@ -1,0 +1,246 @@
+"""Homes and replicas decided together by one formulation (MAST 6), for instances small enough for CP-SAT.
+
+Variables: x[t, r], a table's home (exactly one); y[t, r], a copy there, x among them; c[j, r], an ML job finds all its
+tables and its hardware in r. Storage, CPU quotas, the home threshold and the move quota are constraints. The objective
+is that of `tetris.aims`, with GPU demand and storage on a grid: of all solutions on the way the one is kept that costs
+least by `tetris.aims` itself.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from domain.instance import HIGH_PRIORITY
+from tetris.aims import Aims, Worth, is_read, supply_share, worth
+from tetris.climb import climb
+from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.kernels import layout
+from tetris.neighbourhood import HomesModel, one_worker
+from tetris.problem import Problem
+from tetris.replicas import Parts, Policy, replicate
+
+MOST_PAIRS = 400
+"""Tables times regions that are modelled at most."""
+_GRID = 200
+_UNITS = 1 << 24
+"""Constraints count bytes and hours in such parts of their sum: CP-SAT finds nothing with much larger coefficients."""
+_LEAST = 1e-9
+"""What is better by less is not."""
+USUAL = Aims()
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Homes and replicas, and what they cost."""
+
+    home: Ints
+    """[T]"""
+    held: Parts
+    """[T, R] copies, the home among them."""
+    worth: Worth
+
+
+def two_step(columns: Columns, *, time_s: float, seed: int = 0, aims: Aims = USUAL) -> Decided:
+    """Homes first, then the replicas that they call for: the way of MAST 3.4 and 3.5."""
+    home = climb(columns, time_s=time_s, seed=seed).home
+    held = replicate(columns, home, Policy(hot_part=1.0, hot_jobs=1)).held
+    return Decided(home, held, worth(columns, home, held, aims))
+
+
+def together(
+    columns: Columns, begin: Decided, *, effort_s: float, seed: int = 0, aims: Aims = USUAL, moves: bool = True
+) -> Decided:
+    """Homes and replicas that cost at most what those of `begin` do; `effort_s`: CP-SAT's deterministic seconds.
+
+    `moves` is off: only the replicas are decided anew.
+
+    Raises:
+        ValueError: the instance has more than MOST_PAIRS tables times regions.
+    """
+    pairs = len(columns.home) * len(columns.regions)
+    if pairs > MOST_PAIRS:
+        raise ValueError(f"tables times regions: {pairs}: homes and replicas together are for at most {MOST_PAIRS}")
+    seen = _Seen(columns, begin, aims)
+    for free in (False, True, True) if moves else (False,):
+        before = seen.best
+        _Joint(Problem(columns, before.home), before.held, seen.allowed, aims, free).search(seen, seed, effort_s / 3)
+        if free and seen.best is before:
+            break
+    return seen.best
+
+
+class _Seen:
+    """The best that may be chosen, by what it is worth."""
+
+    def __init__(self, columns: Columns, begin: Decided, aims: Aims) -> None:
+        self.columns, self.best, self.aims = columns, begin, aims
+        self.allowed = np.maximum(columns.capacity_bytes, _stored(columns, begin.held))
+        self._broken = {(v.constraint, v.where): v.by for v in Problem(columns).score().violations}
+
+    def offer(self, home: Ints, held: Parts) -> None:
+        """Take it, if it costs less and breaks nothing that the start keeps, nor that by more."""
+        found = worth(self.columns, home, held, self.aims)
+        if found.total >= self.best.worth.total - _LEAST:
+            return
+        after = [v for v in Problem(self.columns, home).score().violations if v.constraint != "storage"]
+        if any(v.by > self._broken.get((v.constraint, v.where), 0.0) * (1 + layout.ROUNDING) for v in after):
+            return
+        if (_stored(self.columns, held) <= self.allowed * (1 + layout.ROUNDING)).all():
+            self.best = Decided(home, held, found)
+
+
+class _Scored(cp_model.CpSolverSolutionCallback):
+    """Offers each solution on the way: the model's order of them is not that of what they are worth."""
+
+    def __init__(self, model: "_Joint", seen: _Seen) -> None:
+        super().__init__()
+        self.joint, self.seen = model, seen
+
+    def on_solution_callback(self) -> None:
+        """A better solution of the model."""
+        home = [next(r for r, x in enumerate(self.joint.at[t]) if self.boolean_value(x)) for t in self.joint.at]
+        held = [[self.boolean_value(y) for y in row] for row in self.joint.copy]
+        self.seen.offer(np.array(home, np.int32), np.array(held, np.float32))
+
+
+def _stored(columns: Columns, held: Parts) -> Floats:
+    return np.asarray(held.astype(np.float64).T @ columns.size_bytes, np.float64)
+
+
+class _Joint(HomesModel):
+    """The model of homes with copies beside them."""
+
+    def __init__(self, problem: Problem, held: Parts, allowed: Floats, aims: Aims, free: bool) -> None:
+        """Near the homes of the problem and the copies `held`; homes may change if they are `free`."""
+        self.columns, self.aims, self.allowed, self.held = problem.columns, aims, allowed, held
+        tables = np.arange(len(problem.home), dtype=np.int32)
+        more = aims.nowhere + aims.recovery + aims.reach
+        super().__init__(problem, tables, most_jobs=len(self.columns.kind), grid=_GRID, more=more)
+        self._settle_ties()
+        self._limit_jobs()
+        self._limit_moves()
+        for table, home in enumerate(() if free else problem.home):
+            self.model.add(self.at[table][home] == 1)
+
+    def search(self, seen: _Seen, seed: int, effort_s: float) -> None:
+        """Offer all that is found in CP-SAT's deterministic seconds."""
+        self.model.minimize(sum(self.cost))
+        one_worker(seed, effort_s).solve(self.model, _Scored(self, seen))
+
+    def add_storage(self) -> None:
+        """Copies, room for them, what they cost, and what they are for."""
+        c, model = self.columns, self.model
+        self.copy = [[model.new_bool_var("") for _ in c.regions] for _ in c.size_bytes]
+        for table, row in enumerate(self.copy):
+            for region, copied in enumerate(row):
+                model.add_implication(self.at[table][region], copied)
+                model.add_hint(copied, bool(self.held[table, region] == 1.0))
+        self._add_room()
+        self._add_recovery()
+        self._add_reach()
+
+    def _add_room(self) -> None:
+        c, number = self.columns, self.problem.fixed.number
+        fine, coarse = self._unit(c.size_bytes), float(c.size_bytes.sum()) / self.grid
+        if coarse == 0.0:
+            return
+        now = float(_stored(c, self.held).sum())
+        for region in range(self.regions):
+            copies = [(float(size), row[region]) for size, row in zip(c.size_bytes, self.copy, strict=True)]
+            room = int(self.allowed[region] / fine)
+            self.model.add(sum(int(size / fine) * copied for size, copied in copies) <= room)
+            stored = coarse * np.arange(self.grid + len(copies) + 1)
+            share = float(self.problem.fixed.capacity_share[region])
+            values = number[layout.STORAGE_WEIGHT] * (stored / now - share) ** 2
+            self.add_table([(round(size / coarse), copied) for size, copied in copies], values)
+
+    def _add_recovery(self) -> None:
+        sizes = self.columns.size_bytes * is_read(self.columns)
+        for table in np.flatnonzero(sizes):
+            recovers = self.model.new_bool_var("")
+            self.model.add(sum(self.copy[table]) >= 2).only_enforce_if(recovers)
+            self.cost.append(-self.whole(self.aims.recovery * sizes[table] / sizes.sum()) * recovers)
+
+    def _add_reach(self) -> None:
+        """Jobs with the same tables and hardware are one."""
+        c = self.columns
+        share = supply_share(c)
+        of_all = c.weight / (float(c.weight[c.kind == ML].sum()) or 1.0)
+        of_gpus = c.weight / (float(c.weight[(c.kind == ML) & (c.gpu_type != NONE)].sum()) or 1.0)
+        alike: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for job in np.flatnonzero(c.kind == ML):
+            tables = sorted(int(t) for t in c.job_table[c.job_start[job] : c.job_start[job + 1]])
+            alike[int(c.gpu_type[job]), tuple(tables)].append(int(job))
+        for (gpu_type, group), jobs in sorted(alike.items()):
+            literals = []
+            for region in range(self.regions):
+                if gpu_type != NONE and not c.supply_h[gpu_type, region]:
+                    continue
+                literals.append(self.model.new_bool_var(""))
+                for table in group:
+                    self.model.add_implication(literals[-1], self.copy[table][region])
+                if gpu_type != NONE:
+                    worth_of = self.aims.reach * of_gpus[jobs].sum() * share[gpu_type, region]
+                    self.cost.append(-self.whole(worth_of) * literals[-1])
+            found = self.model.new_bool_var("")
+            self.model.add_bool_or([*literals, found.negated()])
+            self.cost.append(-self.whole(self.aims.nowhere * of_all[jobs].sum()) * found)
+
+    def _settle_ties(self) -> None:
+        """Of regions that are home to as many tables, the one with more of the bytes, then the first (MAST 3.3)."""
+        c = self.columns
+        unit = self._unit(c.size_bytes)
+        for here in self.here:
+            if c.kind[here.job] == ML:
+                continue
+            tables = c.job_table[c.job_start[here.job] : c.job_start[here.job + 1]]
+            more = 2 * round(float(c.size_bytes.sum()) / unit) + 1
+            amount = {int(t): (more + round(float(c.size_bytes[t]) / unit)) * self.regions for t in tables}
+            order = [sum(amount[t] * self.at[t][r] for t in amount) - r for r in range(self.regions)]
+            for region, literal in here.literal.items():
+                for other in range(self.regions):
+                    if other != region:
+                        self.model.add(order[region] > order[other]).only_enforce_if(literal)
+
+    def _limit_jobs(self) -> None:
+        """CPU quotas, and the hours of high priority that are at home."""
+        c, fixed = self.columns, self.problem.fixed
+        for app, quotas in enumerate(fixed.quota_allowed):
+            mine = [here for here in self.here if c.app[here.job] == app and c.cpu_h[here.job] > 0]
+            unit = self._unit(c.cpu_h)
+            for region in np.flatnonzero(np.isfinite(quotas)).tolist():
+                used = [int(c.cpu_h[h.job] / unit) * h.literal[region] for h in mine if region in h.literal]
+                self.model.add(sum(used) <= int(np.ceil(quotas[region] / unit)))
+        high = [here for here in self.here if c.priority[here.job] <= HIGH_PRIORITY and c.gpu_type[here.job] != NONE]
+        unit = self._unit(c.gpu_h)
+        at_home = [
+            int(np.ceil(c.gpu_h[here.job] / unit)) * literal
+            for here in high
+            for region, literal in here.literal.items()
+            if c.supply_h[c.gpu_type[here.job], region] > 0
+        ]
+        self.model.add(sum(at_home) >= int(fixed.number[layout.WANTED_H] / unit))
+
+    def _limit_moves(self) -> None:
+        c = self.columns
+        if np.isinf(c.move_quota_bytes):
+            return
+        unit = self._unit(c.size_bytes)
+        moves = [
+            int(size / unit) * self.at[table][region]
+            for table, size in enumerate(c.size_bytes)
+            for region in range(self.regions)
+            if region != c.home[table] and region not in c.replica[c.replica_start[table] : c.replica_start[table + 1]]
+        ]
+        self.model.add(sum(moves) <= int(c.move_quota_bytes / unit))
+
+    @staticmethod
+    def _unit(amounts: Floats) -> float:
+        """What constraints count in: 1 for whole numbers that are few, so that what fits exactly does; else a part.
+
+        They are rounded such that the model allows what is allowed: what is over by less than a unit is refused later.
+        """
+        whole_sum = float(amounts.sum())
+        return 1.0 if whole_sum <= _UNITS and (amounts == np.floor(amounts)).all() else whole_sum / _UNITS
