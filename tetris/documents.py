@@ -121,8 +121,8 @@ class ReplicaEntry(_Part):
 
 class _Replicas(_Part):
     version: Literal[1]
-    replicas: tuple[ReplicaEntry, ...]
-    unplaced: tuple[Any, ...] = ()
+    replicas: list[ReplicaEntry]
+    unplaced: list[Any] = []
 
 
 def read_instance(text: str | bytes) -> Instance:
@@ -232,7 +232,7 @@ def read_replicas(text: str | bytes, known: Mapping[str, tuple[str, ...]]) -> tu
             if (name := getattr(replica, field)) is not None and name not in there[field]
         ]
     )
-    return replicas
+    return tuple(replicas)
 
 
 def read_file(path: Path) -> bytes:
