@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Engine, delete, exists, func, select, text, update
+from sqlalchemy import Engine, and_, delete, exists, func, or_, select, text, update
 from temporalio import activity
 from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import PendingActivityInfo
@@ -26,7 +26,7 @@ from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import changes, events, outbox
 from infra.db.logs import Audit, Event, Outbox, UsageRun
-from infra.db.models import Attempt, Region, Workload
+from infra.db.models import Attempt, Region, Replica, Table, Workload
 from infra.db.nights import open_night
 from infra.db.session import in_thread, transaction
 from mizzen.objects.store import ObjectStore, open_store
@@ -117,8 +117,8 @@ class HouseActivities:
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
-        """Starts anew the workflows of live workloads, and of an open night, that are gone: terminated, or lost with
-        Temporal's state.
+        """Starts anew workflows that are gone, terminated or lost with Temporal's state: of live workloads, of copies,
+        of an open night.
         """
         live = await in_thread(self._unstarted)
 
@@ -127,9 +127,12 @@ class HouseActivities:
                 await in_thread(self._start_again, workload)
 
         await _for_each(live, one)
+        for table, source, target in await in_thread(self._copied):
+            if not await self._runs(ids.replica_workflow_id(table, target)):
+                await in_thread(self._put, outbox.replicate, table, source, target)
         night = await in_thread(self._open_night)
         if night is not None and not await self._runs(night):
-            await in_thread(self._start_night_again, night)
+            await in_thread(self._put, outbox.night, night)
         return 0.0
 
     async def _runs(self, workflow: str) -> bool:
@@ -142,9 +145,21 @@ class HouseActivities:
             night = open_night(session)
             return None if night is None else night.id
 
-    def _start_night_again(self, night: str) -> None:
+    def _copied(self) -> list[tuple[str, str, str]]:
+        """Table, home and region of replicas that are copied by workflows of their own."""
+        own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
         with transaction(self._engine) as session:
-            outbox.night(session, night)
+            rows = session.execute(
+                select(Replica.data_table, Table.home_region, Replica.region)
+                .join(Table, Table.name == Replica.data_table)
+                .where(or_(and_(Replica.state == "copying", own), Replica.topping_up))
+                .order_by(Replica.data_table, Replica.region)
+            )
+            return [(table, source, target) for table, source, target in rows]
+
+    def _put(self, mail: Callable[..., None], *about: str) -> None:
+        with transaction(self._engine) as session:
+            mail(session, *about)
 
     def _unstarted(self) -> list[str]:
         """Live workloads without mail on its way, and without a change for a while."""

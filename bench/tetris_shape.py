@@ -26,7 +26,7 @@ def figures(columns: Columns, home: Ints) -> dict[str, float]:
     """What 5.6 tells of a plan; demand is that of jobs of priority 1 and 2 which have a region."""
     region = Problem(columns, home).state.region
     high = (columns.priority <= HIGH_PRIORITY) & (columns.gpu_type != NONE)
-    all_h = columns.gpu_h[high].sum()
+    all_h = float(columns.gpu_h[high].sum())
     placed = high & (region != NONE)
     worst, deviation, home_h = 0.0, 0.0, 0.0
     for kind, supply in enumerate(columns.supply_h):

@@ -101,7 +101,8 @@ class WeightSettings(_Section):
     """What the terms of the placement of tables weigh (MAST 3.3)."""
 
     read: float = Field(1.0, ge=0)
-    gpu: float = Field(1.0, ge=0)
+    gpu: float = Field(10.0, ge=0)
+    """With 1, small regions stay overloaded: the squares of their shares are small."""
     storage: float = Field(1.0, ge=0)
     overload: float = Field(4.0, ge=0)
     by_priority: dict[int, Annotated[float, Field(ge=0)]] = {1: 4.0, 2: 2.0}

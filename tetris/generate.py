@@ -162,7 +162,8 @@ def _columns(
         weight=_weights(gpu_h, high),
         job_start=job_start,
         job_table=job_table,
-        weights=Weights(by_priority={1: 4.0, 2: 2.0}),
+        # The squares of small regions are small: with a weight of 1 they stay overloaded by a tenth.
+        weights=Weights(gpu=10.0, by_priority={1: 4.0, 2: 2.0}),
         home_threshold=0.9,
         move_quota_bytes=float("inf"),
     )

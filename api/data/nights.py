@@ -1,4 +1,7 @@
-"""Nights of the placement of tables: starting one, what it decided, how far its moves are, and pausing them."""
+"""Nights of the placement of tables: starting one, what it decided, how far its moves are, and pausing them.
+
+They name the jobs of all tenants, so only operators see them.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -8,7 +11,7 @@ from pydantic import Field, StringConstraints
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from api.auth import Operator, Viewer
+from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
 from api.problems import Kind, Problem, not_found
@@ -98,7 +101,7 @@ class MoveList(View):
 
 
 @router.get("/nights", summary="List nights")
-def list_nights(state: StateOf, _: Viewer, limit: Annotated[int, Query(ge=1, le=500)] = 30) -> NightList:
+def list_nights(state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, le=500)] = 30) -> NightList:
     """The newest nights, and whether moves are paused."""
     with state.transaction() as session:
         rows = session.scalars(select(Night).order_by(Night.started_at.desc(), Night.id).limit(limit)).all()
@@ -127,7 +130,7 @@ def create_night(body: NightBody, response: Response, state: StateOf, caller: Op
 
 
 @router.get("/nights/{night}", summary="A night", responses=refusals(404))
-def get_night(night: str, state: StateOf, _: Viewer) -> NightReport:
+def get_night(night: str, state: StateOf, _: Operator) -> NightReport:
     """A night with what it decided."""
     with state.transaction() as session:
         row = _find(session, night)
@@ -138,7 +141,7 @@ def get_night(night: str, state: StateOf, _: Viewer) -> NightReport:
 def list_moves(
     night: str,
     state: StateOf,
-    _: Viewer,
+    _: Operator,
     state_: Annotated[_MOVE_STATES | None, Query(alias="state", description="Only those in this state")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[int, Query(ge=0, description="After the move of this number")] = 0,

@@ -21,7 +21,8 @@ from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db import outbox
 from infra.db.logs import Outbox
-from infra.db.models import Attempt, Workload
+from infra.db.models import Attempt, Replica, Workload
+from infra.db.nights import begin_night
 from tests.activities.agents import Agent
 from tests.activities.temporal import dispatching, end_all, told_workload, until
 from tests.activities.world import World, job
@@ -194,7 +195,7 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     describe = site.house._describe
 
     async def fails(name: str) -> Any:
-        if name == workload:
+        if name == ids.workload_workflow_id(workload):
             raise RuntimeError("no answer")
         return await describe(name)
 
@@ -264,6 +265,26 @@ async def test_who_is_well_is_left_alone(
     with town.session() as session:
         due = session.scalars(select(Outbox.workload).where(Outbox.delivered_at.is_(None))).all()
     assert sorted(filter(None, due)) == sorted([starting, told])
+
+
+async def test_copies_and_a_night_that_are_gone_go_on(town: World, house: HouseActivities) -> None:
+    """A copy without its workflow gets a new one, but for what a night copies; so does an open night."""
+    town.region("s")
+    for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
+        town.table(table, 10, "r")
+        with town.session() as session:
+            session.add(Replica(data_table=table, region="s", state=state, made_by=made_by))
+    with town.session() as session:
+        begin_night(session, f"{town.prefix}-night", 3600.0, dry_run=False)
+    town.delivered()
+    await ActivityEnvironment().run(house.reconcile)
+    with town.session() as session:
+        due = session.execute(select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None))).all()
+    told = [(kind, body) for kind, body in due if kind in ("replicate", "night")]
+    assert told == [
+        ("replicate", {"table": "a", "source": "r", "target": "s", "share": "on demand"}),
+        ("night", {"night": f"{town.prefix}-night"}),
+    ]
 
 
 async def test_a_workload_that_is_older_than_its_records(town: World, house: HouseActivities) -> None:

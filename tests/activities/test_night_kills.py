@@ -31,7 +31,7 @@ TABLES = 6 * ROUNDS or 6
 REGIONS = ("east", "north", "west")
 LINK_BYTES_PER_S = 40_000.0
 LONGEST_RUN_S = 3.0
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 
 
 @pytest.fixture

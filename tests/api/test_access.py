@@ -13,11 +13,12 @@ from api.app import create_app
 from api.auth import Role
 from domain.phases import Phase
 from infra.config import Settings
+from infra.db.nights import begin_night
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, World, document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
-    "sha256": ARCHIVE_SHA256,
+    "sha256": ARCHIVE_SHA256, "night": "tetris-night-1",
 }  # fmt: skip
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
@@ -99,6 +100,8 @@ def lived_in(shared_world: World) -> World:
     """A world in which tenant vision has a running workload."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
+    with shared_world.session() as session:
+        begin_night(session, VALUES["night"], 3600.0, dry_run=True)
     return shared_world
 
 

@@ -79,7 +79,7 @@ def test_the_instance_of_a_small_world(house: Engine) -> None:
         ),
         tables=(Table("n.u", 60.0, "b"), Table("t", 60.0, "a", ("b",))),
         jobs=(Job("spark/daily", "spark", ("t",), 7, "spark", None, 0.0, 10.0, 1.0),),
-        weights=Weights(by_priority={1: 4.0, 2: 2.0}),
+        weights=Weights(gpu=10.0, by_priority={1: 4.0, 2: 2.0}),
     )
 
 

@@ -1,0 +1,76 @@
+"""Nights over the API: one at a time, what they decided, their moves page by page, and the pause."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+
+from infra.db.logs import Outbox
+from infra.db.nights import Night, NightMove
+from tests.api.world import World
+
+
+def _mail(world: World) -> list[str]:
+    with world.session() as session:
+        return [row.body["night"] for row in session.scalars(select(Outbox).where(Outbox.kind == "night"))]
+
+
+async def test_one_night_at_a_time(world: World) -> None:
+    """A night is begun with its mail; another one is refused until it is over, and says why."""
+    async with world.client("operator") as client:
+        begun = await client.post("/v1/tetris/nights", json={"dry_run": True})
+        assert begun.status_code == 202
+        night = begun.json()
+        assert begun.headers["location"] == f"/v1/tetris/nights/{night['id']}"
+        assert (night["state"], night["dry_run"], night["moves"]) == ("planning", True, {})
+        assert _mail(world) == [night["id"]]
+        again = await client.post("/v1/tetris/nights", json={})
+        assert again.status_code == 409
+        assert again.json()["detail"] == f"one night at a time: {night['id']} is planning"
+        assert _mail(world) == [night["id"]]
+        wrong = await client.post("/v1/tetris/nights", json={"dry": True})
+        assert wrong.status_code == 422 and "dry" in wrong.text
+
+
+async def test_a_night_and_its_moves(world: World) -> None:
+    """Moves come in their order, a page at a time, and are counted by state."""
+    with world.session() as session:
+        session.add(Night(id="n", dry_run=False, state="ended", deadline_at=datetime.now(UTC), report={"summary": 1}))
+        session.flush()
+        for number, state in enumerate(("done", "left", "done"), 1):
+            session.add(
+                NightMove(
+                    night="n", number=number, kind="home", data_table=f"t{number}", source_region="north",
+                    target_region="south", size_bytes=10 * number, state=state, why={"total": -1.0},
+                    left_because="no room" if state == "left" else None,
+                )
+            )  # fmt: skip
+    async with world.client("operator") as client:
+        listed = (await client.get("/v1/tetris/nights")).json()
+        assert listed["paused"] is None and [n["id"] for n in listed["items"]] == ["n"]
+        night = (await client.get("/v1/tetris/nights/n")).json()
+        assert (night["moves"], night["moved_bytes"], night["report"]) == ({"done": 2, "left": 1}, 40, {"summary": 1})
+        first = (await client.get("/v1/tetris/nights/n/moves", params={"limit": 2})).json()
+        assert [(m["number"], m["table"], m["left_because"]) for m in first["items"]] == [
+            (1, "t1", None), (2, "t2", "no room"),
+        ]  # fmt: skip
+        rest = (await client.get("/v1/tetris/nights/n/moves", params={"cursor": first["next_cursor"]})).json()
+        assert [m["number"] for m in rest["items"]] == [3] and rest["next_cursor"] is None
+        left = (await client.get("/v1/tetris/nights/n/moves", params={"state": "left"})).json()
+        assert [m["number"] for m in left["items"]] == [2]
+        for path in ("/v1/tetris/nights/none", "/v1/tetris/nights/none/moves"):
+            assert (await client.get(path)).status_code == 404
+
+
+async def test_pausing_and_resuming(world: World) -> None:
+    """Both may be said again; the open night hears of each change once, and who paused is told."""
+    async with world.client("operator") as client:
+        night = (await client.post("/v1/tetris/nights", json={})).json()["id"]
+        for _ in range(2):
+            paused = await client.put("/v1/tetris/pause", json={"note": "moving racks"})
+            assert paused.status_code == 200
+        listed = (await client.get("/v1/tetris/nights")).json()
+        assert listed["paused"]["note"] == "moving racks" and listed["paused"]["by"] == paused.json()["by"]
+        for _ in range(2):
+            assert (await client.delete("/v1/tetris/pause")).status_code == 204
+        assert (await client.get("/v1/tetris/nights")).json()["paused"] is None
+    assert _mail(world) == [night] * 3
