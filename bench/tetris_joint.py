@@ -22,7 +22,8 @@ TABLES, REGIONS, SEEDS = 14, 4, 10
 FILLED = (0.4, 0.7)
 _SEARCH_S = 2.0
 _EFFORT_S = 3.0
-_WORDS = ("gap, median", "gap, worst", "gap with the homes kept, worst")
+_WORDS = {"gap, median": 0.02, "gap, worst": None, "gap with the homes kept, worst": None}
+"""And the bars: two steps are what `solve` does, so they should hardly cost more."""
 _TERMS = ("read", "gpu", "storage", "nowhere", "recovery", "reach")
 
 
@@ -61,6 +62,6 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 SUITE = Suite(
     "tetris-joint",
-    tuple(Line(f"{part:.0%} filled: {word}", None) for part in FILLED for word in _WORDS),
+    tuple(Line(f"{part:.0%} filled: {word}", bar) for part in FILLED for word, bar in _WORDS.items()),
     run,
 )
