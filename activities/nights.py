@@ -1,14 +1,7 @@
 """A night's plan: gather, solve in a process of its own, keep what was decided, and write down the moves."""
 
-import contextlib
 import json
 import logging
-import subprocess
-import sys
-import tempfile
-import threading
-from collections import deque
-from collections.abc import Iterable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -20,20 +13,21 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.night_moves import moves_of, tidy
+from activities.searching import searched
 from domain import ids
 from domain.nights import NightRef, NightTicket
 from domain.protocol import Activity
-from infra.config import Settings, TetrisSettings
+from domain.reads import Reads
+from infra.config import Settings
 from infra.db import events
-from infra.db.gathering import gather
-from infra.db.models import Region
+from infra.db.datacenters import assign_partitions, gather_datacenters
+from infra.db.gathering import gather, transaction_time
+from infra.db.models import Datacenter, Region
 from infra.db.nights import OPEN, Night, NightMove, NightPause, begin_night, quota_left_bytes
+from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
-from infra.stack.supervisor import dies_with_parent
 from mizzen.objects.store import ObjectStore, open_store
-from tetris.columns import Columns
-from tetris.folders import write_folder
 
 _log = logging.getLogger(__name__)
 _ROWS = 5000
@@ -78,18 +72,15 @@ class NightActivities:
             with transaction(self._engine, isolation="REPEATABLE READ") as session:
                 quota = quota_left_bytes(session, tetris.nightly)
                 instance = gather(session, tetris, move_quota_bytes=quota)
+                reads = partial_reads(session, transaction_time(session), tetris.window_days)
                 store, url = _bucket(session, ref.night)
         except CatalogueError as error:
             raise ApplicationError(str(error), type="CatalogueError", non_retryable=True) from None
         activity.heartbeat("gathered")
-        with tempfile.TemporaryDirectory(prefix="mizzen-night-") as name:
-            folder = Path(name)
-            write_folder(Columns.of(instance), folder / "instance")
-            del instance
-            (folder / "request.json").write_text(json.dumps(_request(tetris)))
-            _solve(folder)
-            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-                store.put(ids.night_prefix(ref.night) + str(path.relative_to(folder)), path.read_bytes())
+        request = {
+            "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json")
+        }  # fmt: skip
+        with searched(instance, reads, request, store, ids.night_prefix(ref.night)) as folder:
             report = json.loads((folder / "report.json").read_text())
             with transaction(self._engine) as session:
                 self._write(session, ref.night, folder, report, url)
@@ -113,6 +104,37 @@ class NightActivities:
         """Whether an operator has paused moves."""
         with transaction(self._engine) as session:
             return session.get(NightPause, True) is not None
+
+    @activity.defn(name=Activity.ASSIGN_PARTITIONS.value)
+    def assign_partitions(self, ref: NightRef) -> None:
+        """Places the partitions of each region that has datacenters in those (MAST 3.5), as things are after the moves.
+
+        A region of which the catalogue does not say enough is told of, and left as it is.
+        """
+        with transaction(self._engine) as session:
+            night = session.get(Night, ref.night)
+            if night is None or night.state != "moving" or night.dry_run:
+                return
+            regions = session.scalars(select(Datacenter.region).distinct().order_by(Datacenter.region)).all()
+            store, _ = _bucket(session, ref.night)
+        for region in regions:
+            activity.heartbeat(region)
+            self._assign(region, store, f"{ids.night_prefix(ref.night)}datacenters/{region}/", len(regions))
+
+    def _assign(self, region: str, store: ObjectStore, prefix: str, regions: int) -> None:
+        tetris = self._settings.tetris
+        try:
+            with transaction(self._engine, isolation="REPEATABLE READ") as session:
+                instance = gather_datacenters(session, region, tetris)
+            request = {"time_s": tetris.nightly.solve_s / regions, "seed": 0, "policy": None}
+            with searched(instance, Reads(), request, store, prefix) as folder:
+                plan = json.loads((folder / "plan.json").read_text())["homes"]
+            with transaction(self._engine) as session:
+                # Also those that stay: some were in none, and only began where they are now.
+                assign_partitions(session, {table.name: table.home for table in instance.tables} | plan)
+        except CatalogueError as error:
+            with transaction(self._engine) as session:
+                events.record(session, "datacenters.left", region=region, detail={"problem": str(error)})
 
     @activity.defn(name=Activity.END_NIGHT.value)
     def end_night(self, ref: NightRef) -> None:
@@ -143,41 +165,6 @@ def _bucket(session: Session, night: str) -> tuple[ObjectStore, str]:
     if url is None:
         raise CatalogueError("regions: there are none; add one with a bucket first")
     return open_store(url), f"{url.rstrip('/')}/{ids.night_prefix(night)}"
-
-
-def _request(tetris: TetrisSettings) -> dict[str, Any]:
-    return {"time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json")}
-
-
-def _solve(folder: Path) -> None:
-    """Runs `python -m tetris`, heartbeats what it says, and ends it where the activity is cancelled."""
-    command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        far = ["starting"]
-        told: deque[str] = deque(maxlen=_LAST_LINES)
-        readers = [
-            threading.Thread(target=take, args=(stream,), daemon=True)
-            for take, stream in ((lambda lines: _newest(lines, far), process.stdout), (told.extend, process.stderr))
-        ]
-        for reader in readers:
-            reader.start()
-        try:
-            while process.poll() is None:
-                activity.heartbeat(far[0])
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_BEAT_S)
-        finally:
-            process.kill()
-            for reader in readers:
-                reader.join()
-    if process.returncode != 0:
-        said = "".join(told).strip()[-_SAID_CHARACTERS:]
-        raise ApplicationError(f"the search ended with {process.returncode}: {said}", type="SearchFailed")
-
-
-def _newest(lines: Iterable[str], far: list[str]) -> None:
-    for line in lines:
-        far[0] = line.strip()
 
 
 def forget_nights(engine: Engine, keep_s: float) -> None:

@@ -59,7 +59,8 @@ def control_activities(
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
         house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove, nights.open_night,
-        nights.plan_night, nights.nights_paused, nights.end_night, moves.next_move, moves.finish_move,
+        nights.plan_night, nights.nights_paused, nights.assign_partitions,
+        nights.end_night, moves.next_move, moves.finish_move,
     ]  # fmt: skip
 
 

@@ -423,6 +423,7 @@ class Activity(StrEnum):
     NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder
     FINISH_MOVE = "night.finish_move"  # MoveRef -> bool: False if there is more to copy
     NIGHTS_PAUSED = "night.paused"  # -> bool
+    ASSIGN_PARTITIONS = "night.assign_partitions"  # NightRef -> None
     END_NIGHT = "night.end"  # NightRef -> None
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found

@@ -1,8 +1,9 @@
-"""Plans a night in a process of its own: `python -m tetris FOLDER`.
+"""Plans in a process of its own: `python -m tetris FOLDER`.
 
 Compiled searches hold the interpreter, and large instances the memory, of the process that they run in. The folder has
-the instance (`instance/`) and `request.json` (`time_s`, `seed`, `policy`); what was found is written beside them. Each
-line on stdout says how far it is: a part from 0 to 1 and a few words.
+the instance (`instance/`), which partitions jobs read (`reads.json`), and `request.json`: `time_s`, `seed`, and the
+`policy` of replicas, null where only homes are wanted. What was found is written beside them. Each line on stdout says
+how far it is: a part from 0 to 1 and a few words.
 """
 
 import json
@@ -11,25 +12,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tetris.climb import Step
-from tetris.documents import plan_document
+from tetris.climb import Step, climb
+from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
+from tetris.needed import Needed
 from tetris.night import plan_night
 from tetris.replicas import Policy
 
 
 def main(folder: Path) -> None:
-    """Reads the request, and writes `plan.json`, `replicas.json`, `moves.jsonl` and `report.json`."""
+    """Reads the request, and writes `plan.json`; with a policy also `replicas.json`, `moves.jsonl`, `report.json`."""
     request = json.loads((folder / "request.json").read_text())
-    policy = request["policy"]
-    policy["correlated"] = {tuple(sorted(pair["regions"])): pair["probability"] for pair in policy["correlated"]}
-    plan = plan_night(
-        read_folder(folder / "instance"),
-        Policy(**policy),
-        time_s=request["time_s"],
-        seed=request["seed"],
-        listener=_tell,
-    )
+    columns = read_folder(folder / "instance")
+    how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _tell}
+    if request["policy"] is None:
+        _write(folder / "plan.json", plan_document(columns.plan_of(climb(columns, **how).home)))
+        return
+    needed = Needed.of(columns, read_reads((folder / "reads.json").read_bytes()))
+    plan = plan_night(columns, _policy(request["policy"]), needed=needed, **how)
     _write(folder / "plan.json", plan_document(plan.homes))
     _write(folder / "replicas.json", plan.replicas)
     with (folder / "moves.jsonl").open("w") as lines:
@@ -37,6 +37,11 @@ def main(folder: Path) -> None:
             lines.write(json.dumps(asdict(move)) + "\n")
     report = {"summary": plan.summary.document(), "unplaced": plan.unplaced, "unplaced_jobs": plan.unplaced_jobs}
     _write(folder / "report.json", report)
+
+
+def _policy(given: dict[str, Any]) -> Policy:
+    together = {tuple(sorted(pair["regions"])): pair["probability"] for pair in given["correlated"]}
+    return Policy(**{**given, "correlated": together})
 
 
 def _tell(step: Step) -> None:

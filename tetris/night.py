@@ -5,11 +5,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from domain.ids import split_read
 from domain.instance import Homes
 from tetris.climb import Listener, climb
 from tetris.columns import Columns, Ints
 from tetris.explain import explain
-from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
+from tetris.needed import Needed
+from tetris.replicas import Policy, Replica, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.report import Summary, summarise
 
 _UNPLACED_TOLD = 1000
@@ -26,6 +28,8 @@ class NightMove:
     target: str
     size_bytes: float
     """What is to be copied: 0 where the target has a replica of the whole table."""
+    partitions: tuple[str, ...] | None
+    """Of a replica of some partitions only: which."""
     why: dict[str, Any]
     """Of a home, what the move changes (`tetris.explain`); of a replica, its `reason` and `job`."""
 
@@ -51,24 +55,28 @@ def plan_night(
     *,
     time_s: float,
     seed: int,
+    needed: Needed | None = None,
     listener: Listener | None = None,
 ) -> NightPlan:
     """Decides on homes (MAST 3.4), then on replicas (3.5), and puts what is to be copied in order.
 
+    `needed`: the partitions that jobs read, where they do not read whole tables.
+
     The instance's quota of moved bytes is for the homes: who makes replicas looks at what is left of it.
     """
     home = climb(columns, time_s=time_s, seed=seed, listener=listener).home
-    found = replicate(columns, home, policy)
+    needed = Needed.of(columns) if needed is None else needed
+    found = replicate(columns, home, policy, needed)
     return NightPlan(
         homes=columns.plan_of(home),
-        moves=(*_homes(columns, home), *_replicas(columns, home, found)),
-        replicas=replicas_document(columns, found),
+        moves=(*_homes(columns, home), *_replicas(columns, home, found, needed)),
+        replicas=replicas_document(columns, found, needed),
         summary=summarise(columns, home),
         unplaced=tuple(
             {**asdict(u), "job": columns.job_names[u.job], "level": int(columns.priority[u.job])}
             for u in found.unplaced[:_UNPLACED_TOLD]
         ),
-        unplaced_jobs=len(jobs_without_region(columns, found.held)),
+        unplaced_jobs=len(jobs_without_region(columns, found.pieces, needed)),
     )
 
 
@@ -77,22 +85,29 @@ def _homes(columns: Columns, home: Ints) -> list[NightMove]:
     for move in explain(columns, home):
         why = asdict(move)
         table, source, target = (why.pop(name) for name in ("table", "source", "target"))
-        out.append(NightMove("home", table, source, target, why.pop("copied_bytes"), why))
+        out.append(NightMove("home", table, source, target, why.pop("copied_bytes"), None, why))
     return out
 
 
-def _replicas(columns: Columns, home: Ints, found: Replicated) -> list[NightMove]:
-    """Those that are not there yet. An old home that is to be a replica is there."""
-    out = []
+def _replicas(columns: Columns, home: Ints, found: Replicated, needed: Needed) -> list[NightMove]:
+    """Those that are not there yet, one for each table and region. An old home that is to be a replica is there."""
+    together: dict[tuple[int, int], list[Replica]] = {}
     for replica in found.replicas:
-        table, region = replica.table, replica.region
+        together.setdefault((replica.table, replica.region), []).append(replica)
+    out = []
+    for (table, region), replicas in together.items():
         there = columns.replica[columns.replica_start[table] : columns.replica_start[table + 1]]
         if region == columns.home[table] or np.any(there == region):
             continue
-        size = float(columns.size_bytes[table])
-        why: dict[str, Any] = {"reason": replica.reason}
-        if replica.job >= 0:
-            why["job"] = columns.job_names[replica.job]
-        names = columns.table_names[table], columns.regions[int(home[table])], columns.regions[region]
-        out.append(NightMove("replica", *names, size, why))
+        first = replicas[0]
+        why: dict[str, Any] = {"reason": first.reason}
+        if first.job >= 0:
+            why["job"] = columns.job_names[first.job]
+        size, partitions = float(columns.size_bytes[table]), None
+        if all(r.edge >= 0 for r in replicas):
+            pieces = sorted({int(piece) for r in replicas for piece in needed.pieces(r.edge)})
+            size = float(needed.size_bytes[pieces].sum())
+            partitions = tuple(sorted({str(split_read(n)[1]) for r in replicas for n in needed.names(r.edge)}))
+        way = columns.table_names[table], columns.regions[int(home[table])], columns.regions[region]
+        out.append(NightMove("replica", *way, size, partitions, why))
     return out

@@ -14,7 +14,7 @@ with workflow.unsafe.imports_passed_through():
 
 LONG_HISTORY_EVENTS = 10_000
 """A history of this length is continued in a new one, once the moves that have begun are finished."""
-_PLAN_TRIES = 3
+_TRIES = 3
 _COPY_TRIES = 10
 _COPY_S = 24 * 3600.0
 _GATHERING_S = 2 * 3600.0
@@ -38,7 +38,7 @@ class NightWorkflow:
         """Plans unless there is a plan, moves until nothing is left or the deadline is over."""
         night = workflow.info().workflow_id
         ticket = await record(Activity.OPEN_NIGHT, NightRef(night), NightTicket)
-        problem = await _plan(night, ticket) if ticket.state == "planning" else None
+        problem = await _in_peace(Activity.PLAN_NIGHT, NightRef(night), ticket) if ticket.state == "planning" else None
         if ticket.state not in ("planning", "moving"):
             return
         if problem is None:
@@ -47,6 +47,7 @@ class NightWorkflow:
             give_up(watching)
             if _is_long():
                 workflow.continue_as_new()
+            await _in_peace(Activity.ASSIGN_PARTITIONS, NightRef(night), ticket)
         await record(Activity.END_NIGHT, NightRef(night, problem))
 
     async def _watch(self) -> None:
@@ -94,15 +95,15 @@ class NightWorkflow:
         return True
 
 
-async def _plan(night: str, ticket: NightTicket) -> str | None:
-    """Why there is no plan; None: there is one."""
+async def _in_peace(activity: Activity, ref: NightRef, ticket: NightTicket) -> str | None:
+    """Gathers and searches, which may take hours, and says why that failed; None: it did not."""
     try:
         await workflow.execute_activity(
-            Activity.PLAN_NIGHT.value,
-            NightRef(night),
+            activity.value,
+            ref,
             start_to_close_timeout=timedelta(seconds=_GATHERING_S + 4 * ticket.solve_s),
             heartbeat_timeout=timedelta(seconds=60),
-            retry_policy=RetryPolicy(maximum_attempts=_PLAN_TRIES),
+            retry_policy=RetryPolicy(maximum_attempts=_TRIES),
         )
     except FailureError as error:
         cause = error.cause or error

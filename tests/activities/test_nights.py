@@ -12,9 +12,9 @@ from temporalio.testing import ActivityEnvironment
 from activities.night_moves import moves_of, tidy
 from activities.nights import forget_nights
 from domain.nights import NightRef
-from infra.db.models import Region, Replica
+from infra.db.models import Datacenter, Region, Replica, ReplicaPartition
 from infra.db.nights import Night, NightMove, begin_night
-from tests.activities.nights import NIGHT, NightWorld
+from tests.activities.nights import NIGHT, NightWorld, body
 from tests.activities.world import World
 from tetris.documents import read_plan
 from tetris.folders import read_folder
@@ -183,3 +183,39 @@ def test_old_nights_are_forgotten_with_their_objects(nights: NightWorld) -> None
     assert [info.key for info in bucket.list("tetris/nights/")] == ["tetris/nights/new/plan.json"]
     with nights.world.session() as session:
         assert session.scalars(select(Night.id)).all() == ["new"]
+
+
+def test_partitions_go_to_datacenters_after_the_moves(nights: NightWorld) -> None:
+    """Each partition of a region with datacenters is in one of them; a region that lacks a size is told of."""
+    with nights.world.session() as session:
+        session.add(Datacenter(region="west", name="one", storage_bytes=10**6))
+        session.add(Datacenter(region="west", name="two", storage_bytes=10**6))
+        session.add(Datacenter(region="east", name="only"))
+    nights.night()
+    ActivityEnvironment().run(nights.nights.assign_partitions, NightRef(NIGHT))
+    with nights.world.session() as session:
+        rows = session.execute(select(ReplicaPartition.region, ReplicaPartition.datacenter)).all()
+    assert len(rows) == 4 and {region for region, _ in rows} == {"west"}
+    assert {datacenter for _, datacenter in rows} <= {"one", "two"}
+    told = [(e["region"], e["detail"]["problem"]) for e in nights.world.events(kind="datacenters.left")]
+    assert [region for region, _ in told] == ["east"] and "storage_bytes of datacenter only of east: not set" in told[
+        0
+    ][1]
+    assert nights.world.bucket("east").size(f"tetris/nights/{NIGHT}/datacenters/west/plan.json")
+
+
+def test_only_the_partitions_that_a_job_reads_are_moved(nights: NightWorld) -> None:
+    """A job that lacks a region and reads one day of a table gets a replica of that day. (The quota is for no home.)"""
+    nights = NightWorld(nights.world, daily_quota_bytes=len(body("a", "ds=1")))
+    nights.region("south")
+    nights.world.machine("south/c/m", 4, gpu_type="h100")
+    nights.table("wide", "west")
+    for number in range(3):
+        nights.usage(f"west-{number}", "wide", "a", hours=200.0)
+    nights.usage("some", "wide/ds=1", gpu_type="h100", hours=1.0, priority=7)
+    nights.nights.open_night(NightRef(NIGHT))
+    _plan(nights)
+    with nights.world.session() as session:
+        moves = session.scalars(select(NightMove).where(NightMove.data_table == "wide", NightMove.kind == "replica"))
+        found = [(m.target_region, m.partitions, m.size_bytes, m.why.get("job")) for m in moves]
+    assert ("south", ["ds=1"], len(body("wide", "ds=1")), "ml/some") in found

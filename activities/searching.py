@@ -1,0 +1,77 @@
+"""A search in a process of its own (`python -m tetris`): what it is given and what it finds is kept in a bucket."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from domain.instance import Instance
+from domain.reads import Reads, reads_document
+from infra.stack.supervisor import dies_with_parent
+from mizzen.objects.store import ObjectStore
+from tetris.columns import Columns
+from tetris.folders import write_folder
+
+_BEAT_S = 10.0
+_LAST_LINES = 20
+_SAID_CHARACTERS = 2000
+
+
+@contextlib.contextmanager
+def searched(
+    instance: Instance, reads: Reads, request: Mapping[str, Any], store: ObjectStore, prefix: str
+) -> Iterator[Path]:
+    """The folder with what was found, all of which is under `prefix` in the store.
+
+    Raises:
+        ApplicationError: the search failed; its last words are told.
+    """
+    with tempfile.TemporaryDirectory(prefix="mizzen-search-") as name:
+        folder = Path(name)
+        write_folder(Columns.of(instance), folder / "instance")
+        (folder / "reads.json").write_text(json.dumps(reads_document(reads)))
+        (folder / "request.json").write_text(json.dumps(request))
+        _solve(folder)
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            store.put(prefix + str(path.relative_to(folder)), path.read_bytes())
+        yield folder
+
+
+def _solve(folder: Path) -> None:
+    """Runs `python -m tetris`, heartbeats what it says, and ends it where the activity is cancelled."""
+    command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        far = ["starting"]
+        told: deque[str] = deque(maxlen=_LAST_LINES)
+        readers = [
+            threading.Thread(target=take, args=(stream,), daemon=True)
+            for take, stream in ((lambda lines: _newest(lines, far), process.stdout), (told.extend, process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            while process.poll() is None:
+                activity.heartbeat(far[0])
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_BEAT_S)
+        finally:
+            process.kill()
+            for reader in readers:
+                reader.join()
+    if process.returncode != 0:
+        said = "".join(told).strip()[-_SAID_CHARACTERS:]
+        raise ApplicationError(f"the search ended with {process.returncode}: {said}", type="SearchFailed")
+
+
+def _newest(lines: Iterable[str], far: list[str]) -> None:
+    for line in lines:
+        far[0] = line.strip()
