@@ -22,7 +22,7 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproj
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
-	@echo "compiling the schedulers' inner loops (about a minute, once for each version of them)"
+	@echo "compiling the schedulers' inner loops (two minutes, once for each version of them)"
 	@$(BIN)/python -m activities.warm
 	@touch $@
 

@@ -1,14 +1,10 @@
 """Bytes between regions: a moved workload's checkpoints, and replicas of tables."""
 
-import contextvars
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.beating import beating
 from activities.links import share
 from activities.replicas import Completion
 from domain import ids
@@ -18,33 +14,6 @@ from infra.db.models import Region
 from infra.db.session import transaction
 from mizzen.checkpoint.copying import copy_committed, fence
 from mizzen.objects.store import ObjectStore, open_store
-
-_Progress = Callable[[int, int], None]
-_BEAT_S = 5.0
-
-
-@contextmanager
-def _beating() -> Iterator[_Progress]:
-    """Heartbeats with the bytes last told, also while one object takes long: it may have many gigabytes."""
-    told: tuple[int, ...] = ()
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(_BEAT_S):
-            activity.heartbeat(*told)
-
-    def progress(done_bytes: int, total_bytes: int) -> None:
-        nonlocal told
-        told = (done_bytes, total_bytes)
-        activity.heartbeat(*told)
-
-    beater = threading.Thread(target=contextvars.copy_context().run, args=(beat,), daemon=True)
-    beater.start()
-    try:
-        yield progress
-    finally:
-        done.set()
-        beater.join()
 
 
 class CopyActivities:
@@ -68,7 +37,7 @@ class CopyActivities:
         source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
         fence(source, request.attempt, f"copy to {request.target_region}")
         own = share(self._settings.copies, request.source_region, request.target_region, ON_DEMAND)
-        with _beating() as beat:
+        with beating() as beat:
             return copy_committed(source, target, share=own, progress=beat)
 
     # A copy is left at the end of a part, where `Completion` looks: not wherever its thread happens to be.
@@ -78,5 +47,5 @@ class CopyActivities:
 
         0: it is gone, or is being deleted. See `Completion.run` for the errors.
         """
-        with _beating() as beat:
+        with beating() as beat:
             return Completion(self._engine, self._settings, request, beat).run()

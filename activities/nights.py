@@ -2,16 +2,18 @@
 
 import json
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, delete, func, insert, select
+from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.beating import beating
 from activities.night_moves import moves_of, tidy
 from activities.searching import searched
 from domain import ids
@@ -23,7 +25,7 @@ from infra.db import events
 from infra.db.datacenters import assign_partitions, gather_datacenters
 from infra.db.gathering import gather, transaction_time
 from infra.db.models import Datacenter, Region
-from infra.db.nights import OPEN, Night, NightMove, NightPause, begin_night, quota_left_bytes
+from infra.db.nights import OPEN, Night, NightMove, NightPause, begin_night, moves_by_state, quota_left_bytes
 from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
@@ -68,22 +70,22 @@ class NightActivities:
             night = session.get_one(Night, ref.night)
             if night.state != "planning":
                 return
-        try:
-            with transaction(self._engine, isolation="REPEATABLE READ") as session:
-                quota = quota_left_bytes(session, tetris.nightly)
-                instance = gather(session, tetris, move_quota_bytes=quota)
-                reads = partial_reads(session, transaction_time(session), tetris.window_days)
-                store, url = _bucket(session, ref.night)
-        except CatalogueError as error:
-            raise ApplicationError(str(error), type="CatalogueError", non_retryable=True) from None
-        activity.heartbeat("gathered")
-        request = {
-            "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json")
-        }  # fmt: skip
-        with searched(instance, reads, request, store, ids.night_prefix(ref.night)) as folder:
-            report = json.loads((folder / "report.json").read_text())
-            with transaction(self._engine) as session:
-                self._write(session, ref.night, folder, report, url)
+        with beating() as beat:
+            try:
+                with transaction(self._engine, isolation="REPEATABLE READ") as session:
+                    quota = quota_left_bytes(session, tetris.nightly)
+                    instance = gather(session, tetris, move_quota_bytes=quota)
+                    reads = partial_reads(session, transaction_time(session), tetris.window_days)
+                    store, url = _bucket(session, ref.night)
+            except CatalogueError as error:
+                raise ApplicationError(str(error), type="CatalogueError", non_retryable=True) from None
+            request = {
+                "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json")
+            }  # fmt: skip
+            with searched(instance, reads, request, store, ids.night_prefix(ref.night), beat) as folder:
+                report = json.loads((folder / "report.json").read_text())
+                with transaction(self._engine) as session:
+                    self._write(session, ref.night, folder, report, url)
 
     def _write(self, session: Session, ref: str, folder: Path, report: dict[str, Any], url: str) -> None:
         night = session.get_one(Night, ref, with_for_update=True)
@@ -111,23 +113,25 @@ class NightActivities:
 
         A region of which the catalogue does not say enough is told of, and left as it is.
         """
+        tetris = self._settings.tetris
         with transaction(self._engine) as session:
             night = session.get(Night, ref.night)
             if night is None or night.state != "moving" or night.dry_run:
                 return
             regions = session.scalars(select(Datacenter.region).distinct().order_by(Datacenter.region)).all()
             store, _ = _bucket(session, ref.night)
-        for region in regions:
-            activity.heartbeat(region)
-            self._assign(region, store, f"{ids.night_prefix(ref.night)}datacenters/{region}/", len(regions))
+        with beating() as beat:
+            for region in regions:
+                prefix = f"{ids.night_prefix(ref.night)}datacenters/{region}/"
+                self._assign(region, store, prefix, tetris.nightly.solve_s / len(regions), beat)
 
-    def _assign(self, region: str, store: ObjectStore, prefix: str, regions: int) -> None:
+    def _assign(self, region: str, store: ObjectStore, prefix: str, time_s: float, beat: Callable[[str], None]) -> None:
         tetris = self._settings.tetris
         try:
             with transaction(self._engine, isolation="REPEATABLE READ") as session:
                 instance = gather_datacenters(session, region, tetris)
-            request = {"time_s": tetris.nightly.solve_s / regions, "seed": 0, "policy": None}
-            with searched(instance, Reads(), request, store, prefix) as folder:
+            request = {"time_s": time_s, "seed": 0, "policy": None}
+            with searched(instance, Reads(), request, store, prefix, beat) as folder:
                 plan = json.loads((folder / "plan.json").read_text())["homes"]
             with transaction(self._engine) as session:
                 # Also those that stay: some were in none, and only began where they are now.
@@ -145,8 +149,7 @@ class NightActivities:
                 return
             because = "it was a dry run" if night.dry_run else "the deadline was over before it could begin"
             waiting = NightMove.night == ref.night, NightMove.state == "waiting"
-            for move in session.scalars(select(NightMove).where(*waiting)):
-                move.state, move.left_because = "left", because
+            session.execute(update(NightMove).where(*waiting).values(state="left", left_because=because))
             night.state, night.problem = ("ended", None) if ref.problem is None else ("failed", ref.problem)
             night.ended_at = func.clock_timestamp()
             detail = {"night": ref.night, "problem": ref.problem, "moves": _count(session, ref.night)}
@@ -154,10 +157,7 @@ class NightActivities:
 
 
 def _count(session: Session, night: str) -> dict[str, int]:
-    rows = session.execute(
-        select(NightMove.state, func.count()).where(NightMove.night == night).group_by(NightMove.state)
-    )
-    return {state: int(count) for state, count in rows}
+    return {state: count for state, (count, _) in moves_by_state(session, [night])[night].items()}
 
 
 def _bucket(session: Session, night: str) -> tuple[ObjectStore, str]:

@@ -7,11 +7,10 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from domain.instance import Instance
@@ -21,16 +20,21 @@ from mizzen.objects.store import ObjectStore
 from tetris.columns import Columns
 from tetris.folders import write_folder
 
-_BEAT_S = 10.0
+_LOOK_S = 1.0
 _LAST_LINES = 20
 _SAID_CHARACTERS = 2000
 
 
 @contextlib.contextmanager
 def searched(
-    instance: Instance, reads: Reads, request: Mapping[str, Any], store: ObjectStore, prefix: str
+    instance: Instance,
+    reads: Reads,
+    request: Mapping[str, Any],
+    store: ObjectStore,
+    prefix: str,
+    tell: Callable[[str], None],
 ) -> Iterator[Path]:
-    """The folder with what was found, all of which is under `prefix` in the store.
+    """The folder with what was found, all of which is under `prefix` in the store. `tell` hears how far it is.
 
     Raises:
         ApplicationError: the search failed; its last words are told.
@@ -40,14 +44,14 @@ def searched(
         write_folder(Columns.of(instance), folder / "instance")
         (folder / "reads.json").write_text(json.dumps(reads_document(reads)))
         (folder / "request.json").write_text(json.dumps(request))
-        _solve(folder)
+        _solve(folder, tell)
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             store.put(prefix + str(path.relative_to(folder)), path.read_bytes())
         yield folder
 
 
-def _solve(folder: Path) -> None:
-    """Runs `python -m tetris`, heartbeats what it says, and ends it where the activity is cancelled."""
+def _solve(folder: Path, tell: Callable[[str], None]) -> None:
+    """Runs `python -m tetris`, tells what it says, and ends it where the activity is cancelled."""
     command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         far = ["starting"]
@@ -60,9 +64,9 @@ def _solve(folder: Path) -> None:
             reader.start()
         try:
             while process.poll() is None:
-                activity.heartbeat(far[0])
+                tell(far[0])
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_BEAT_S)
+                    process.wait(_LOOK_S)
         finally:
             process.kill()
             for reader in readers:

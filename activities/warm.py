@@ -1,6 +1,6 @@
 """Has the decision packages' inner loops compiled before anybody waits for a decision.
 
-Their machine code is kept from then on (`domain.compiled`): it takes about a minute once for each version of the
+Their machine code is kept from then on (`domain.compiled`): it takes two minutes once for each version of the
 sources, and a second in every process after that. `python -m activities.warm` does it at installation.
 """
 

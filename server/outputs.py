@@ -34,13 +34,15 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]
             _check_writable(name, path)
 
 
-def write_json(path: Path, body: Any) -> None:
+def write_json(path: Path, body: Any, *, indent: int | None = 1) -> None:
     """Write a document to a file, or to standard output (`-`). A file that was there stays until the new one is whole.
+
+    Without `indent` it is one line.
 
     Raises:
         ConfigurationError: it cannot be written.
     """
-    text = json.dumps(body, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(body, indent=indent, allow_nan=False) + "\n"
     if path == STANDARD:
         _print(text)
         return

@@ -1,7 +1,5 @@
 """`mizzen simulate`: reads the files, shows how far it is, writes JSON and the report."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -15,6 +13,7 @@ import simulation.clock
 from domain.units import parse_duration_s
 from infra.errors import ConfigurationError
 from server.instance_files import read_any, read_document, read_needed
+from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.day import FIVE_MINUTES, day_of, placement_of
 from simulation.live import change, live_scenario, load_live
@@ -62,7 +61,7 @@ def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None
                 break
     outcomes = [run.to_json() for run in runs]
     if json_path is not None:
-        _write_json(json_path, outcomes if len(chosen) * len(cases) > 1 else outcomes[0])
+        write_json(json_path, outcomes if len(chosen) * len(cases) > 1 else outcomes[0], indent=None)
     if str(json_path) != "-":
         click.echo(_summary(outcomes))
     if report_path is not None:
@@ -86,14 +85,6 @@ def _say_bad(scenario: Scenario, err: Console) -> None:
             err.print(f"  {row}", highlight=False, markup=False, soft_wrap=True)
         if len(scenario.bad) > _SHOWN_BAD:
             err.print(f"  and {len(scenario.bad) - _SHOWN_BAD} more; `--json` lists all", highlight=False)
-
-
-def _write_json(path: Path, body: Any) -> None:
-    text = json.dumps(body, allow_nan=False) + "\n"
-    if str(path) == "-":
-        sys.stdout.write(text)
-    else:
-        path.write_text(text, encoding="utf-8")
 
 
 def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.clock.Progress], bool]:

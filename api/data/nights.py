@@ -3,12 +3,13 @@
 They name the jobs of all tenants, so only operators see them.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field, StringConstraints
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator
@@ -19,7 +20,7 @@ from api.state import StateOf
 from api.views import View, write_audit
 from domain import ids
 from infra.db import events, outbox
-from infra.db.nights import Night, NightMove, NightPause, begin_night, open_night
+from infra.db.nights import Night, NightMove, NightPause, begin_night, moves_by_state, open_night
 
 router = APIRouter(prefix="/v1/tetris", tags=["data"], dependencies=[JsonOnly])
 _MOVE_STATES = Literal["waiting", "copying", "done", "left"]
@@ -107,7 +108,7 @@ def list_nights(state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, l
         rows = session.scalars(select(Night).order_by(Night.started_at.desc(), Night.id).limit(limit)).all()
         pause = session.get(NightPause, True)
         return NightList(
-            items=[_view(session, row) for row in rows],
+            items=_views(session, rows),
             paused=None if pause is None else PauseView(since=pause.since, by=pause.by, note=pause.note),
         )
 
@@ -207,14 +208,16 @@ def _find(session: Session, night: str) -> Night:
 
 
 def _view(session: Session, row: Night) -> NightView:
-    counted = (
-        select(NightMove.state, func.count(), func.coalesce(func.sum(NightMove.size_bytes), 0))
-        .where(NightMove.night == row.id)
-        .group_by(NightMove.state)
-    )
-    states = {state: (count, size) for state, count, size in session.execute(counted)}
-    return NightView(
-        id=row.id, dry_run=row.dry_run, state=row.state, started_at=row.started_at, planned_at=row.planned_at,
-        deadline_at=row.deadline_at, ended_at=row.ended_at, moves={s: count for s, (count, _) in states.items()},
-        moved_bytes=int(states.get("done", (0, 0))[1]), artifact_url=row.artifact_url, problem=row.problem,
-    )  # fmt: skip
+    return _views(session, [row])[0]
+
+
+def _views(session: Session, rows: Sequence[Night]) -> list[NightView]:
+    moves = moves_by_state(session, [row.id for row in rows])
+    return [
+        NightView(
+            id=row.id, dry_run=row.dry_run, state=row.state, started_at=row.started_at, planned_at=row.planned_at,
+            deadline_at=row.deadline_at, ended_at=row.ended_at, moves={s: n for s, (n, _) in moves[row.id].items()},
+            moved_bytes=moves[row.id].get("done", (0, 0))[1], artifact_url=row.artifact_url, problem=row.problem,
+        )
+        for row in rows
+    ]  # fmt: skip

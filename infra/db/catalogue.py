@@ -93,17 +93,8 @@ def want_replica(
     if known is None:
         return None
     row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
-    if row is not None and row.state == "deleting":
-        now = session.execute(select(func.clock_timestamp())).scalar_one()
-        if row.delete_at is None or row.delete_at <= now:
-            return row
-        row.delete_at = None
-        if row.ready_at is not None:
-            # What ended its top-up was that it should go.
-            row.state, row.topping_up = "ready", False
-            session.flush()
-            events.record(session, "replica.kept", region=region, detail={"table": table, **detail})
-            outbox.wake_scheduler(session)
+    if row is not None and row.state == "deleting" and not _taken_back(session, row, **detail):
+        return row
     if row is not None and (_is_enough(row, fresh) or (night is not None and row.stale_since is not None)):
         return row
     if row is None:
@@ -143,10 +134,10 @@ def want_partitions(
         return None
     row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
     if row is not None and row.state == "deleting":
-        now = session.execute(select(func.clock_timestamp())).scalar_one()
-        if row.delete_at is None or row.delete_at <= now:
+        if not _taken_back(session, row, night=night):
             return row
-        row.state, row.delete_at = "copying" if row.ready_at is None else "ready", None
+        if row.ready_at is None:
+            row.state = "copying"
     if row is not None and row.whole:
         return row
     if row is None:
@@ -183,6 +174,24 @@ def drop_replica(session: Session, table: str, region: str, *, grace_s: float, *
         said = {"table": table, "delete_at": row.delete_at.isoformat(), **detail}
         events.record(session, "replica.deleting", region=region, detail=said)
     return row
+
+
+def _taken_back(session: Session, row: Replica, **detail: object) -> bool:
+    """Whether a replica that is being deleted is kept after all: not once its time is over.
+
+    One that was complete is ready again; one that was not is the caller's to go on with.
+    """
+    now = session.execute(select(func.clock_timestamp())).scalar_one()
+    if row.delete_at is None or row.delete_at <= now:
+        return False
+    row.delete_at = None
+    if row.ready_at is not None:
+        # What ended its top-up was that it should go.
+        row.state, row.topping_up = "ready", False
+        session.flush()
+        events.record(session, "replica.kept", region=row.region, detail={"table": row.data_table, **detail})
+        outbox.wake_scheduler(session)
+    return True
 
 
 def _is_enough(row: Replica, fresh: bool) -> bool:

@@ -1,5 +1,6 @@
 """What nights of the placement of tables decided, moved and left (MAST 3.4, 3.5), and whether moves are paused."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -119,3 +120,16 @@ def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None
     midnight = now.astimezone(ZoneInfo(nightly.time_zone)).replace(hour=0, minute=0, second=0, microsecond=0)
     moved = select(func.coalesce(func.sum(NightMove.size_bytes), 0)).where(NightMove.begun_at >= midnight)
     return max(quota - float(session.execute(moved).scalar_one()), 0.0)
+
+
+def moves_by_state(session: Session, nights: Collection[str]) -> dict[str, dict[str, tuple[int, int]]]:
+    """For each of `nights`, state of moves to how many there are and their planned bytes."""
+    out: dict[str, dict[str, tuple[int, int]]] = {night: {} for night in nights}
+    counted = (
+        select(NightMove.night, NightMove.state, func.count(), func.sum(NightMove.size_bytes))
+        .where(NightMove.night.in_(sorted(out)))
+        .group_by(NightMove.night, NightMove.state)
+    )
+    for night, state, count, size_bytes in session.execute(counted):
+        out[night][state] = int(count), int(size_bytes)
+    return out

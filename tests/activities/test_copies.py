@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities import copies, partitions
+from activities import beating, partitions
 from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ON_DEMAND, CheckpointCopy, ReplicateTable
 from infra.config import CopySettings
@@ -167,7 +167,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
 
 def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one object takes its time the activity heartbeats with the bytes last told."""
-    monkeypatch.setattr(copies, "_BEAT_S", 0.01)
+    monkeypatch.setattr(beating, "BEAT_S", 0.01)
     fleet.bucket("east").put("tables/words/0", bytes(10))
     fleet.table("words", 10, "east")
     with fleet.session() as session:

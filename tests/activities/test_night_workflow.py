@@ -97,27 +97,26 @@ async def test_a_pause_stops_what_is_being_copied_and_resuming_goes_on(nights: N
     _begin(nights)
     await asyncio.sleep(1.0)
     assert nights.states() == ["waiting"] * 3
-    await _pause(nights, False)
+    _pause(nights, False)
     await until(lambda: "copying" in nights.states(), "a move begins")
-    await _pause(nights, True)
+    _pause(nights, True)
     await asyncio.sleep(1.0)
     before = nights.states()
     assert "copying" in before
     await asyncio.sleep(1.0)
     assert nights.states() == before
-    await _pause(nights, False)
+    _pause(nights, False)
     assert (await _ended(nights)).state == "ended"
     assert nights.homes() == dict.fromkeys("abc", "east")
 
 
-async def _pause(nights: NightWorld, paused: bool) -> None:
+def _pause(nights: NightWorld, paused: bool) -> None:
     with nights.world.session() as session:
         if paused:
             session.add(NightPause(by="ops"))
         else:
             session.delete(session.get_one(NightPause, True))
         outbox.night(session, NIGHT)
-    await until(lambda: nights.world.put_out("night") > 0, "mail")
 
 
 async def test_the_schedule_is_as_the_settings_say(client: Client) -> None:
