@@ -44,7 +44,8 @@ def _put(world: World, kind: str, workload: str | None, body: dict[str, Any]) ->
 
 def _due(world: World) -> list[tuple[str, str | None]]:
     with world.session() as session:
-        rows = session.execute(select(Outbox.kind, Outbox.workload).where(Outbox.delivered_at.is_(None)))
+        due = select(Outbox.kind, Outbox.workload).where(Outbox.delivered_at.is_(None)).order_by(Outbox.id)
+        rows = session.execute(due)
         return [(kind, workload) for kind, workload in rows]
 
 

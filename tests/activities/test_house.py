@@ -279,7 +279,9 @@ async def test_copies_and_a_night_that_are_gone_go_on(town: World, house: HouseA
     town.delivered()
     await ActivityEnvironment().run(house.reconcile)
     with town.session() as session:
-        due = session.execute(select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None))).all()
+        due = session.execute(
+            select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None)).order_by(Outbox.id)
+        ).all()
     told = [(kind, body) for kind, body in due if kind in ("replicate", "night")]
     assert told == [
         ("replicate", {"table": "a", "source": "r", "target": "s", "share": "on demand"}),

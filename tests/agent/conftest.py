@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Lab, dev_server, free_port, processes_of
+from infra.stack.ports import free_port
+from tests.agent.harness import Lab, dev_server, processes_of
 
 
 @pytest.fixture(autouse=True)

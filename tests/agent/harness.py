@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -58,14 +57,6 @@ def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
 async def until_async(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
     """The same beside a running event loop."""
     return await asyncio.to_thread(until, holds, patience_s)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from domain.ids import CONTROL_QUEUE, machine_workflow_id
 from domain.protocol import NodeOutcome
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.stack.ports import free_port
 from infra.temporal_client import connect
 from tests.agent.harness import (
     STUBBORN,
@@ -33,7 +34,6 @@ from tests.agent.harness import (
     Lab,
     description,
     dev_server,
-    free_port,
     processes_of,
     until,
     until_async,

@@ -11,7 +11,8 @@ from tests.api.world import World
 
 def _mail(world: World) -> list[str]:
     with world.session() as session:
-        return [row.body["night"] for row in session.scalars(select(Outbox).where(Outbox.kind == "night"))]
+        mail = select(Outbox).where(Outbox.kind == "night").order_by(Outbox.id)
+        return [row.body["night"] for row in session.scalars(mail)]
 
 
 async def test_one_night_at_a_time(world: World) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import mizzen
+from infra.stack.ports import free_port
 from mizzen.checkpoint import list_committed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
@@ -38,13 +39,6 @@ def load(name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Run:
