@@ -1,9 +1,11 @@
 """The command: which suites, and where their figures go. JSON lines on stdout, progress and the table on stderr."""
 
 import contextlib
+import math
 import sys
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -37,6 +39,7 @@ SUITES = {
 }
 """Name to module, in the order in which they run."""
 _PLAIN_WIDTH = 160
+_AGAIN_S = 10.0
 
 
 def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
@@ -64,14 +67,21 @@ def load(names: Sequence[str], modules: Mapping[str, str] = SUITES) -> list[Suit
 class Progress:
     """How far it is: one line that is written over on a terminal, lines elsewhere. No thread that would disturb."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._terminal = stream.isatty()
+        self._clock = clock
+        self._said = "", -math.inf
         self.suite = ""
 
     def __call__(self, text: str) -> None:
-        """Says where the suite is."""
+        """Says where the suite is. Elsewhere than on a terminal, `phase: …` again only after a while."""
         line = f"{self.suite}: {text}"
+        phase, now = line.rpartition(":")[0], self._clock()
+        if not self._terminal:
+            if phase == self._said[0] and ":" in text and now < self._said[1] + _AGAIN_S:
+                return
+            self._said = phase, now
         self._stream.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         self._stream.flush()
 
