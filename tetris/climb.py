@@ -33,6 +33,11 @@ before everything else."""
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective."""
 _SAMPLES = 200
+_WALKS, _PASSES_OF_WALK = 4, 200
+"""A walk takes a part of the budget, if that is more than what so many passes look at: few long ones beat many short
+ones, by 1.8 where there are 2,000 tables."""
+_SMALL = 1e-3
+"""A pass that gains a smaller part of the objective ends passes, where it costs a larger part of the budget."""
 _WALKS_BEFORE_PROOF = 4
 _BRANCHED = 32
 """Tables of an instance that the exact method may prove."""
@@ -191,7 +196,7 @@ class _Climb:
         neighbourhood = Neighbourhood(self.problem)
         turn = 0
         # A walk is long enough to look at each table a few times, and short enough that several fit into the budget.
-        length = max(2e5, min(self.budget / 12, 40 * self._looks_of_a_pass()))
+        length = max(2e5, min(self.budget / _WALKS, _PASSES_OF_WALK * self._looks_of_a_pass()))
         while self._goes_on():
             # Each fourth walk starts over, and hot: what moves cost is then no obstacle.
             fresh = turn % 4 == 3
@@ -241,10 +246,15 @@ class _Climb:
         return self.proved
 
     def _descend(self, phase: str) -> None:
-        """Passes until none moves anything; what is reached is kept if it is better."""
-        while one_pass(self.problem, self.spent, lambda: self._tick(phase)) and self._goes_on(phase == "passes"):
+        """Passes until none moves anything, or too little; what is reached is kept if it is better."""
+        gains = True
+        while gains:
+            lack, total, looks = self.problem.excess[0], self.problem.total, self.spent[search.LOOKS]
+            moved = one_pass(self.problem, self.spent, lambda: self._tick(phase))
             self._keep(phase)
-        self._keep(phase)
+            cheap = self.spent[search.LOOKS] - looks <= _SMALL * self.budget or not self.time_s
+            better = self.problem.excess[0] < lack or total - self.problem.total > _SMALL * total
+            gains = moved > 0 and (cheap or better) and self._goes_on(phase == "passes")
 
     def _keep(self, phase: str) -> None:
         before = self.spent[search.BEST_LACK], self.spent[search.BEST_TOTAL]

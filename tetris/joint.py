@@ -12,20 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from domain.instance import HIGH_PRIORITY
 from tetris.aims import Aims, Worth, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
+from tetris.homes_model import HomesModel, least_unit, one_worker
 from tetris.kernels import layout
-from tetris.neighbourhood import HomesModel, one_worker
 from tetris.problem import Problem
 from tetris.replicas import Parts, Policy, replicate
 
 MOST_PAIRS = 400
 """Tables times regions that are modelled at most."""
 _GRID = 200
-_UNITS = 1 << 24
-"""Constraints count bytes and hours in such parts of their sum: CP-SAT finds nothing with much larger coefficients."""
 _LEAST = 1e-9
 """What is better by less is not."""
 USUAL = Aims()
@@ -118,9 +115,6 @@ class _Joint(HomesModel):
         tables = np.arange(len(problem.home), dtype=np.int32)
         more = aims.nowhere + aims.recovery + aims.reach
         super().__init__(problem, tables, most_jobs=len(self.columns.kind), grid=_GRID, more=more)
-        self._settle_ties()
-        self._limit_jobs()
-        self._limit_moves()
         for table, home in enumerate(() if free else problem.home):
             self.model.add(self.at[table][home] == 1)
 
@@ -131,19 +125,18 @@ class _Joint(HomesModel):
 
     def add_storage(self) -> None:
         """Copies, room for them, what they cost, and what they are for."""
-        c, model = self.columns, self.model
-        self.copy = [[model.new_bool_var("") for _ in c.regions] for _ in c.size_bytes]
+        model = self.model
+        self.copy = [[self.new_literal(bool(part == 1.0)) for part in row] for row in self.held]
         for table, row in enumerate(self.copy):
             for region, copied in enumerate(row):
                 model.add_implication(self.at[table][region], copied)
-                model.add_hint(copied, bool(self.held[table, region] == 1.0))
         self._add_room()
         self._add_recovery()
         self._add_reach()
 
     def _add_room(self) -> None:
         c, number = self.columns, self.problem.fixed.number
-        fine, coarse = self._unit(c.size_bytes), float(c.size_bytes.sum()) / self.grid
+        fine, coarse = least_unit(c.size_bytes.tolist()), float(c.size_bytes.sum()) / self.grid
         if coarse == 0.0:
             return
         now = float(_stored(c, self.held).sum())
@@ -187,60 +180,3 @@ class _Joint(HomesModel):
             found = self.model.new_bool_var("")
             self.model.add_bool_or([*literals, found.negated()])
             self.cost.append(-self.whole(self.aims.nowhere * of_all[jobs].sum()) * found)
-
-    def _settle_ties(self) -> None:
-        """Of regions that are home to as many tables, the one with more of the bytes, then the first (MAST 3.3)."""
-        c = self.columns
-        unit = self._unit(c.size_bytes)
-        for here in self.here:
-            if c.kind[here.job] == ML:
-                continue
-            tables = c.job_table[c.job_start[here.job] : c.job_start[here.job + 1]]
-            more = 2 * round(float(c.size_bytes.sum()) / unit) + 1
-            amount = {int(t): (more + round(float(c.size_bytes[t]) / unit)) * self.regions for t in tables}
-            order = [sum(amount[t] * self.at[t][r] for t in amount) - r for r in range(self.regions)]
-            for region, literal in here.literal.items():
-                for other in range(self.regions):
-                    if other != region:
-                        self.model.add(order[region] > order[other]).only_enforce_if(literal)
-
-    def _limit_jobs(self) -> None:
-        """CPU quotas, and the hours of high priority that are at home."""
-        c, fixed = self.columns, self.problem.fixed
-        for app, quotas in enumerate(fixed.quota_allowed):
-            mine = [here for here in self.here if c.app[here.job] == app and c.cpu_h[here.job] > 0]
-            unit = self._unit(c.cpu_h)
-            for region in np.flatnonzero(np.isfinite(quotas)).tolist():
-                used = [int(c.cpu_h[h.job] / unit) * h.literal[region] for h in mine if region in h.literal]
-                self.model.add(sum(used) <= int(np.ceil(quotas[region] / unit)))
-        high = [here for here in self.here if c.priority[here.job] <= HIGH_PRIORITY and c.gpu_type[here.job] != NONE]
-        unit = self._unit(c.gpu_h)
-        at_home = [
-            int(np.ceil(c.gpu_h[here.job] / unit)) * literal
-            for here in high
-            for region, literal in here.literal.items()
-            if c.supply_h[c.gpu_type[here.job], region] > 0
-        ]
-        self.model.add(sum(at_home) >= int(fixed.number[layout.WANTED_H] / unit))
-
-    def _limit_moves(self) -> None:
-        c = self.columns
-        if np.isinf(c.move_quota_bytes):
-            return
-        unit = self._unit(c.size_bytes)
-        moves = [
-            int(size / unit) * self.at[table][region]
-            for table, size in enumerate(c.size_bytes)
-            for region in range(self.regions)
-            if region != c.home[table] and region not in c.replica[c.replica_start[table] : c.replica_start[table + 1]]
-        ]
-        self.model.add(sum(moves) <= int(c.move_quota_bytes / unit))
-
-    @staticmethod
-    def _unit(amounts: Floats) -> float:
-        """What constraints count in: 1 for whole numbers that are few, so that what fits exactly does; else a part.
-
-        They are rounded such that the model allows what is allowed: what is over by less than a unit is refused later.
-        """
-        whole_sum = float(amounts.sum())
-        return 1.0 if whole_sum <= _UNITS and (amounts == np.floor(amounts)).all() else whole_sum / _UNITS
