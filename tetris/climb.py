@@ -9,10 +9,13 @@ instances small enough the exact method, which ends the search when it has prove
 Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +25,9 @@ from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
 from tetris.problem import Problem
+
+if TYPE_CHECKING:
+    from tetris.neighbourhood import Neighbourhood
 
 LOOKS_PER_S = 8e6
 """About what one core does in a second: turns a time budget into looks."""
@@ -33,9 +39,13 @@ before everything else."""
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective."""
 _SAMPLES = 200
-_WALKS, _PASSES_OF_WALK = 4, 200
-"""A walk takes a part of the budget, if that is more than what so many passes look at: few long ones beat many short
-ones, by 1.8 where there are 2,000 tables."""
+_SHORTEST_WALK, _LONGEST_WALK = 2e5, 0.25
+"""In looks, and in parts of the budget."""
+_PASSES_OF_WALK = 200, 40, 40, 200
+"""What walks look at, as many as so many passes, in turns: long ones for many tables, short ones for neighbourhoods
+between them."""
+_NEIGHBOURHOODS = 0.25
+"""What is spent on them after a walk, in parts of what the walk was."""
 _SMALL = 1e-3
 """A pass that gains a smaller part of the objective ends passes, where it costs a larger part of the budget."""
 _WALKS_BEFORE_PROOF = 4
@@ -44,6 +54,8 @@ _BRANCHED = 32
 _LOOKS_OF_NODE = 40
 _CHUNK = 20_000
 """Tables between two looks at the clock."""
+_PIECE = 2e6
+"""Looks between two looks at the clock on a walk."""
 _MOST_TABLES = 64
 """Jobs of more tables are not moved as a whole."""
 
@@ -195,11 +207,11 @@ class _Climb:
         undo = np.zeros(_MOST_TABLES, np.int32)
         neighbourhood = Neighbourhood(self.problem)
         turn = 0
-        # A walk is long enough to look at each table a few times, and short enough that several fit into the budget.
-        length = max(2e5, min(self.budget / _WALKS, _PASSES_OF_WALK * self._looks_of_a_pass()))
         while self._goes_on():
             # Each fourth walk starts over, and hot: what moves cost is then no obstacle.
             fresh = turn % 4 == 3
+            passes = _PASSES_OF_WALK[turn % 4]
+            length = max(_SHORTEST_WALK, min(self.budget * _LONGEST_WALK, passes * self._looks_of_a_pass()))
             self._take(self.problem.columns.home if fresh else self.best)
             lacks = self.spent[search.BEST_LACK] > 0
             penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
@@ -213,17 +225,31 @@ class _Climb:
                 # Whatever moves, nothing changes: there is nothing to walk for.
                 self._is_proved()
                 return
-            share = min(length, self.budget - self.spent[search.LOOKS])
-            heat = hot, cold
-            search.walk(*self.parts, self.tables, jobs, max(share, 1.0), *heat, penalty, self.best, self.spent, undo)
+            share = max(1.0, min(length, self.budget - self.spent[search.LOOKS]))
+            # In pieces, of which none keeps anybody waiting who interrupts it or watches.
+            pieces = math.ceil(share / _PIECE)
+            for heats in pairwise(np.geomspace(hot, cold, pieces + 1)):
+                search.walk(
+                    *self.parts, self.tables, jobs, share / pieces, *heats, penalty, self.best, self.spent, undo
+                )  # fmt: skip
+                if not (self._tick("walks") and self._goes_on()):
+                    break
             self._descend("walks")
-            if turn % 2 and self._goes_on():
-                self._take(self.best)
-                self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
-                self._descend("neighbourhoods")
+            if turn % 2:
+                self._improve(neighbourhood, self.spent[search.LOOKS] + _NEIGHBOURHOODS * length)
             turn += 1
             if turn == _WALKS_BEFORE_PROOF and self._is_proved():
                 return
+
+    def _improve(self, neighbourhood: "Neighbourhood", until: float) -> None:
+        """Neighbourhoods of the best plan, one at least, until so many looks are spent."""
+        self._take(self.best)
+        while self._goes_on():
+            self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
+            self._keep("neighbourhoods")
+            if self.spent[search.LOOKS] >= until or not self._tick("neighbourhoods"):
+                break
+        self._descend("neighbourhoods")
 
     def _is_proved(self) -> bool:
         """Whether the exact method's branch and bound shows, within half of what is left, that no plan is better."""
