@@ -92,7 +92,7 @@ def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(10_800)  # ten minutes on a quiet machine
+@pytest.mark.timeout(10_800)  # half an hour on a quiet machine
 @pytest.mark.skipif(not ROUNDS, reason="five gigabytes: make chaos")
 def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
     """The same of a sparse file, which stays sparse."""
