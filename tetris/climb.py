@@ -1,10 +1,12 @@
 """The method `climb`: MAST 3.4's algorithm, then what it left open, within a budget.
 
-The plain algorithm, `first_pass`: find each table's best region by itself, queue the tables by what they gain, and move
-each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains.
-That ends where no single table's move helps. From there: annealed walks whose steps also move all tables of a job, or
-let two tables change places; neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for
-instances small enough the exact method, which ends the search when it has proved the plan.
+The plain algorithm, `one_pass`: find each table's best region by itself, queue the tables by what they gain, and move
+each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains,
+or too little for what it costs: no single table's move helps much then.
+
+From there: annealed walks whose steps also move all tables of a job, or let two tables change places; neighbourhoods
+that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances small enough the exact method, which
+ends the search when it has proved the plan.
 
 Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan.
 """
@@ -245,7 +247,7 @@ class _Climb:
         """Neighbourhoods of the best plan, one at least, until so many looks are spent."""
         self._take(self.best)
         while self._goes_on():
-            self.spent[search.LOOKS] += neighbourhood.improve(self.best, self.draw)
+            self.spent[search.LOOKS] += neighbourhood.improve(self.draw)
             self._keep("neighbourhoods")
             if self.spent[search.LOOKS] >= until or not self._tick("neighbourhoods"):
                 break

@@ -62,8 +62,10 @@ class HomesModel:
             self.at[table] = [self.new_literal(problem.home[table] == region) for region in range(self.regions)]
             self.model.add_exactly_one(self.at[table])
         self.here: list[Here] = []
-        self._shared: dict[Hashable, Any] = {}
-        """Literals of what jobs have in common."""
+        self._regions_of: dict[Hashable, dict[int, Any]] = {}
+        """Literals by region of what jobs have in common."""
+        self._pairs: dict[tuple[int, int], Any] = {}
+        """Literals of a region of jobs being the home of a table: by the literal of the first, and the table."""
         self._add_jobs()
         self._limit_jobs()
         self._limit_moves()
@@ -87,6 +89,10 @@ class HomesModel:
         solver, found = one_worker(seed, effort_s), _Found(self)
         solver.solve(self.model, found)
         return found.homes, float(solver.response_proto.deterministic_time)
+
+    def homes_of(self, solution: cp_model.CpSolverSolutionCallback) -> list[int]:
+        """The tables' regions in a solution on the way."""
+        return [next(r for r, x in enumerate(at) if solution.boolean_value(x)) for at in self.at.values()]
 
     def _add_jobs(self) -> None:
         fixed, state = self.problem.fixed, self.problem.state
@@ -137,19 +143,19 @@ class HomesModel:
         if len(free) == 1:
             return {region: self.at[free[0]][region] for region in possible}
         common = "together", tuple(sorted(free)), tuple(possible)
-        if common not in self._shared:
+        if common not in self._regions_of:
             literal = {r: self.new_literal(all(self.problem.home[t] == r for t in free)) for r in possible}
             for region, here in literal.items():
                 for table in free:
                     self.model.add_implication(here, self.at[table][region])
                 self.model.add_bool_or([here, *(self.at[t][region].negated() for t in free)])
-            self._shared[common] = literal
-        return dict(self._shared[common])
+            self._regions_of[common] = literal
+        return self._regions_of[common]
 
     def _most(self, job: int, free: list[int], others: list[int]) -> dict[int, Any]:
         """The region of the most tables, of two with as many the one with more bytes, then the first (MAST 3.3)."""
         common = "most", tuple(sorted(free)), tuple(sorted(others))
-        if common not in self._shared:
+        if common not in self._regions_of:
             size, homes = self.problem.fixed.size, self.problem.home
             unit = least_unit(size[free + others].tolist())
             bytes_of = {t: round(float(size[t]) / unit) for t in free + others}
@@ -166,19 +172,19 @@ class HomesModel:
                 for other in range(self.regions):
                     if other != region:
                         self.model.add(order[region] > order[other]).only_enforce_if(here)
-            self._shared[common] = literal
-        return dict(self._shared[common])
+            self._regions_of[common] = literal
+        return self._regions_of[common]
 
     def _both(self, here: Any, table: int, region: int) -> Any:
         """A job's region and a table's home are both `region`."""
-        common = "both", here.index, table
-        if common not in self._shared:
+        pair = here.index, table
+        if pair not in self._pairs:
             there = self.at[table][region]
             both = self.new_literal(bool(self._now[here.index] and self._now[there.index]))
             self.model.add_implication(both, here)
             self.model.add_implication(both, there)
-            self._shared[common] = both
-        return self._shared[common]
+            self._pairs[pair] = both
+        return self._pairs[pair]
 
     def _add_key(self, key: int, members: list[tuple[int, Here]]) -> None:
         """What demand costs in each region: the square with the sum of demand as it is now, and the overload.
@@ -299,8 +305,7 @@ class _Found(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """A better solution of the model."""
-        at = self._model.at
-        self.homes.append([next(r for r, x in enumerate(at[t]) if self.boolean_value(x)) for t in at])
+        self.homes.append(self._model.homes_of(self))
 
 
 def _merged(parts: Iterable[tuple[float, Any]]) -> list[tuple[float, Any]]:

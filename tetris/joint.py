@@ -97,7 +97,7 @@ class _Scored(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """A better solution of the model."""
-        home = [next(r for r, x in enumerate(self.joint.at[t]) if self.boolean_value(x)) for t in self.joint.at]
+        home = self.joint.homes_of(self)
         held = [[self.boolean_value(y) for y in row] for row in self.joint.copy]
         self.seen.offer(np.array(home, np.int32), np.array(held, np.float32))
 

@@ -29,15 +29,16 @@ class Neighbourhood:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
-    def improve(self, home: Ints, draw: np.random.Generator) -> float:
-        """Take the plan ([T]) with one neighbourhood of it placed anew, if that is better; returns the looks spent."""
+    def improve(self, draw: np.random.Generator) -> float:
+        """Place one neighbourhood of the problem's plan anew, if that is better; returns the looks spent."""
         tables = self.choose(draw)
+        before = self.problem.home[tables].tolist()
         found, effort_s = HomesModel(self.problem, tables).solve(int(draw.integers(1 << 30)), _EFFORT_S)
         # The last one is the model's best, and so the most likely.
         for homes in reversed(found):
             if self._is_better(tables, homes):
                 break
-            self._move(tables, home[tables].tolist())
+            self._move(tables, before)
         return _LOOKS_OF_MODEL + _LOOKS_PER_S * effort_s
 
     def _is_better(self, tables: Ints, homes: Sequence[int]) -> bool:

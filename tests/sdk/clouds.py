@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from infra.stack.ports import free_port
+
 
 class Cloud(ABC):
     """A metadata server: what it was asked, and where it is."""
@@ -234,6 +236,4 @@ def blackhole() -> Iterator[str]:
 
 def refusing() -> str:
     """An address at which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"

@@ -110,7 +110,7 @@ def test_the_largest_beside_the_smallest(weights: Weights) -> None:
     problem = Problem(columns)
     draw = np.random.default_rng(0)
     for _ in range(3):
-        assert Neighbourhood(problem).improve(problem.home.copy(), draw) > 0
+        assert Neighbourhood(problem).improve(draw) > 0
     small = Columns.of(replace(given, tables=given.tables[:4], jobs=_of_tables(given, 4)))
     answer = solve(small, time_s=60, seed=1 << 40)
     assert answer.proved

@@ -46,7 +46,7 @@ def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, re
     for turn in range(5):
         found, _ = HomesModel(problem, near.choose(draw)).solve(turn, EFFORT_S)
         assert found
-        assert near.improve(problem.home.copy(), draw) > 0
+        assert near.improve(draw) > 0
     assert problem.excess[0] <= before[0] + 1e-9
     assert problem.excess[0] < before[0] or problem.total <= before[1]
 
@@ -67,7 +67,7 @@ def test_what_neither_moves_nor_swaps_find() -> None:
     columns = Columns.of(_two_groups_change_places())
     problem = Problem(columns)
     assert one_pass(problem, np.zeros(search.N_TALLY)) == 0
-    Neighbourhood(problem).improve(problem.home.copy(), np.random.default_rng(1))
+    Neighbourhood(problem).improve(np.random.default_rng(1))
     assert problem.home.tolist() == [1, 1, 0, 0]
 
 
@@ -77,5 +77,5 @@ def test_what_is_no_better_is_not_taken() -> None:
     problem = Problem(columns, np.array([1, 1, 0, 0], np.int32))
     total = problem.total
     for seed in range(5):
-        Neighbourhood(problem).improve(problem.home.copy(), np.random.default_rng(seed))
+        Neighbourhood(problem).improve(np.random.default_rng(seed))
         assert problem.home.tolist() == [1, 1, 0, 0] and problem.total == total
