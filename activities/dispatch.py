@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
 from domain.phases import PLACED_PHASES
-from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, WorkloadInput
+from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub, WorkloadInput
 from domain.search_attributes import TENANT
 from infra.db.logs import Outbox
 from infra.db.models import Workload
@@ -191,6 +191,8 @@ class Dispatcher:
                 deliver = self._replicate(asked)
             elif row.kind == "night":
                 deliver = self._night(str(body["night"]))
+            elif row.kind == "scrub":
+                deliver = start_scrub(self._client, str(body["region"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
@@ -265,3 +267,16 @@ class Dispatcher:
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         )
+
+
+async def start_scrub(client: Client, region: str) -> None:
+    """Starts a region's verification, or has the one that runs look for what is due now."""
+    await client.start_workflow(
+        "ScrubWorkflow",
+        Scrub(region),
+        id=ids.scrub_workflow_id(region),
+        task_queue=ids.CONTROL_QUEUE,
+        start_signal="look",
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+    )

@@ -21,7 +21,7 @@ from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.catalogue import ready_replicas
-from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Secret, Workload
+from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Replica, Secret, Workload
 from infra.db.session import transaction
 from infra.db.tasks import tasks_of
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
@@ -56,6 +56,7 @@ class LaunchActivities:
             attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
             tasks = tasks_of(row, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
+            _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
@@ -249,3 +250,16 @@ class LaunchActivities:
             tasks=tuple(tasks),
             sealed_secrets=sealed,
         )
+
+
+def _refuse_wrong(session: Session, spec: WorkloadSpec, region: str) -> None:
+    """Waits, by being tried again, for the repair of a replica that was found wrong after the award.
+
+    Raises:
+        ApplicationError: a table that it reads is known to be wrong there.
+    """
+    wrong = Replica.data_table.in_(spec.tables), Replica.region == region, Replica.wrong_since.is_not(None)
+    table = session.scalar(select(Replica.data_table).where(*wrong).order_by(Replica.data_table).limit(1))
+    if table is not None:
+        message = f"the replica of table {table} in {region} was found wrong and is being repaired"
+        raise ApplicationError(message, type="WrongReplica")

@@ -8,7 +8,7 @@ from activities.night_moves import give_up
 from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings
-from infra.db import events, outbox
+from infra.db import events, integrity, outbox
 from infra.db.catalogue import drop_replica, lacking, want_partitions, want_replica
 from infra.db.models import Region, Replica, Table
 from infra.db.nights import Night, NightMove, NightPause
@@ -60,7 +60,8 @@ class MoveActivities:
     @activity.defn(name=Activity.FINISH_MOVE.value)
     def finish_move(self, ref: MoveRef) -> bool:
         """Ends a move whose copy has ended: of a new home, the table's home is switched, and the old copy gets its
-        grace, in one transaction. False: it was appended to meanwhile, and the copy is to be made complete first.
+        grace, in one transaction. False: it was appended to meanwhile, or not all of the copy was verified after the
+        move began: the copy is to be made complete first.
         """
         with transaction(self._engine) as session:
             move = session.get(NightMove, (ref.night, ref.number), with_for_update=True)
@@ -76,7 +77,11 @@ class MoveActivities:
                 if copy is not None:
                     give_up(session, copy, move.night, self._nightly.grace_s)
                 return True
-            if copy.state != "ready" or (move.kind != "replica" and copy.stale_since is not None):
+            if copy.state != "ready" or copy.wrong_since is not None:
+                return False
+            if move.kind != "replica" and copy.stale_since is not None:
+                return False
+            if move.kind == "home" and not _verified(session, move):
                 return False
             if move.partitions is not None and lacking(session, table.name, copy.region, limit=1):
                 return False
@@ -116,6 +121,8 @@ class MoveActivities:
     def _dropped(self, session: Session, move: NightMove, table: Table, there: Replica | None) -> bool:
         if there is None or there.state != "ready" or table.home_region == move.target_region:
             return _leave(move, "there is no replica to drop any more")
+        if (wrong := integrity.wrong_region(session, table.name)) is not None:
+            return _leave(move, f"the copy in {wrong} was found wrong; none is dropped until it is repaired")
         drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, night=move.night)
         move.begun_at = func.clock_timestamp()
         return _done(move)
@@ -134,6 +141,12 @@ class MoveActivities:
         events.record(session, "table.moved", region=move.target_region, detail=detail)
         outbox.wake_scheduler(session)
         return True
+
+
+def _verified(session: Session, move: NightMove) -> bool:
+    """Whether all of the copy at the target was read and found right since the move began."""
+    since = move.begun_at or integrity.clock(session)
+    return not integrity.unverified(session, move.data_table, move.target_region, since=since)
 
 
 _COPYING = NightMove.state == "copying"

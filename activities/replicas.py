@@ -1,9 +1,13 @@
-"""A table's replica, completed from the catalogue: what it lacks, partition by partition, from the table's home."""
+"""A table's replica, completed from the catalogue: what it lacks or has wrong, partition by partition.
+
+Each partition comes from the table's home or, where that is wrong, from another region that has it. The home itself is
+repaired the same way.
+"""
 
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import Engine, func, update
 from sqlalchemy.dialects.postgresql import insert
@@ -12,14 +16,17 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.links import share
-from activities.partitions import Bucket, WrongPartition, bring
+from activities.partitions import WrongPartition, bring
+from activities.verification import Reading, Verifier, bucket_of
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
-from infra.db import events, outbox
+from infra.db import events, integrity, outbox
 from infra.db.catalogue import held_bytes, lacking
-from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table
+from infra.db.models import Partition, Replica, ReplicaPartition, Table
+from infra.db.nights import home_move_began
 from infra.db.session import transaction
-from mizzen.objects.store import open_store
+from mizzen.objects.store import MissingObject
+from mizzen.objects.uploads import CopyFailed
 
 _log = logging.getLogger(__name__)
 _SHOW_EVERY_S = 1.0
@@ -30,6 +37,14 @@ _SHOWN_AFTER = 3
 """Tries after which operators are told that a partition is not what the catalogue says."""
 _WRONG_AGAIN = timedelta(hours=1)
 """Tried again so rarely from then on: somebody has to repair something first."""
+
+
+class _Wrong(Exception):
+    """No region has the partition right; the message says what was found in the last one, `source`."""
+
+    def __init__(self, source: str, message: str) -> None:
+        super().__init__(message)
+        self.source = source
 
 
 class _Unwanted(Exception):
@@ -47,12 +62,15 @@ class Completion:
         self._request = request
         self._key = request.table, request.target_region
         self._beat = beat
+        self._verifier = Verifier(engine)
+        self._reading = Reading(beat=self._look)
         self._has_bytes = 0
         self._total_bytes = 0
         self._shown_at_s = -_SHOW_EVERY_S
 
     def run(self) -> int:
-        """Copies, verifies and records each partition that the replica lacks, then makes it ready; its bytes.
+        """Copies, verifies and records each partition that the replica lacks or has wrong, then makes it ready; its
+        bytes. One to which a home is to move is verified in full, after the move began.
 
         A table that is appended to meanwhile has one more partition to copy. 0: the replica is gone or is going.
 
@@ -62,8 +80,15 @@ class Completion:
         """
         try:
             while True:
+                failed: list[ApplicationError] = []
                 for partition in self._lacking():
-                    self._complete(partition)
+                    try:
+                        self._complete(partition)
+                    except _Wrong as error:
+                        failed.append(self._told(partition, error))
+                if failed:
+                    raise failed[0]
+                self._verify_new_home()
                 if (done_bytes := self._publish()) is not None:
                     return done_bytes
         except _Unwanted:
@@ -83,35 +108,84 @@ class Completion:
         return row
 
     def _complete(self, partition: Partition) -> None:
-        # The home of this moment: it may move while the replica is being made.
+        """Copies a partition from the first region that has it right.
+
+        Raises:
+            _Wrong: no region has.
+        """
+        what = f"table {partition.data_table}, partition {partition.name}"
+        target_region = self._request.target_region
         with transaction(self._engine) as session:
             self._wanted(session)
-            home = session.get_one(Table, self._request.table).home_region
-            source, target = (_bucket(session, region) for region in (home, self._request.target_region))
-        if home == target.region:
-            return
-        own = share(self._settings.copies, home, target.region, self._request.share)
-        try:
-            bring(source, target, partition, share=own, progress=self._progress)
-        except WrongPartition as error:
-            raise self._wrong(partition, home, error) from error
+            # Of this moment: the home may move while the replica is being made.
+            regions = integrity.sources_of(session, partition.data_table, partition.name, target_region)
+            target = bucket_of(session, target_region)
+            held = session.get(ReplicaPartition, (partition.data_table, partition.name, target_region))
+            new = held is None or held.ready_at is None
+            began_at = integrity.clock(session)
+        failure = _Wrong(target_region, f"{what}: no other region has a copy of it")
+        for region, was_wrong in regions:
+            # One that was found wrong may have been put right by its owner meanwhile.
+            if was_wrong and (found := self._verifier.check(partition, region, self._reading)) is not None:
+                failure = _Wrong(region, found)
+                continue
+            source = self._verifier.bucket(region)
+            own = share(self._settings.copies, region, target_region, self._request.share)
+            try:
+                manifest = self._verifier.manifest(partition, region, self._reading)
+                bring(source, target, partition, manifest, new=new, share=own, progress=self._progress)
+            except WrongPartition as error:
+                failure = _Wrong(region, str(error))
+            except (CopyFailed, MissingObject):
+                # The source may be what is wrong: it is read, and another one taken if it is.
+                if (found := self._verifier.check(partition, region, self._reading)) is None:
+                    raise
+                failure = _Wrong(region, f"{what}: {found}")
+            else:
+                self._recorded(partition, region, began_at)
+                return
+        if new or self._verifier.check(partition, target_region, self._reading) is not None:
+            raise failure
+
+    def _recorded(self, partition: Partition, source: str, began_at: datetime) -> None:
         self._has_bytes += partition.size_bytes
         with transaction(self._engine) as session:
             row = self._wanted(session, lock=True)
             was_stale = row.stale_since is not None
             self._record(session, row, partition)
-            row.source_region, row.done_bytes = home, self._has_bytes
+            row.source_region, row.done_bytes = source, self._has_bytes
             session.flush()
+            integrity.found_right(session, row.data_table, partition.name, row.region, began_at)
             session.refresh(row)
             if was_stale and row.stale_since is None:
-                detail = {"table": row.data_table, "source": home, "bytes": row.done_bytes}
+                detail = {"table": row.data_table, "source": source, "bytes": row.done_bytes}
                 events.record(session, "replica.fresh", region=row.region, detail=detail)
                 outbox.wake_scheduler(session)
 
+    def _verify_new_home(self) -> None:
+        """Reads all of a copy to which a night moves a home, from the beginning of the move on."""
+        while True:
+            with transaction(self._engine) as session:
+                self._wanted(session)
+                begun_at = home_move_began(session, *self._key)
+                if begun_at is None:
+                    return
+                todo = integrity.unverified(session, *self._key, since=begun_at, limit=_AT_ONCE)
+            if not todo:
+                return
+            for partition in todo:
+                if self._verifier.check(partition, self._request.target_region, self._reading) is not None:
+                    self._complete_again(partition)
+
+    def _complete_again(self, partition: Partition) -> None:
+        try:
+            self._complete(partition)
+        except _Wrong as error:
+            raise self._told(partition, error) from error
+
     def _progress(self, done_bytes: int, _: int) -> None:
         self._beat(self._has_bytes + done_bytes, self._total_bytes)
-        if activity.is_cancelled():
-            raise CancelledError(f"the copy of table {self._request.table} was cancelled")
+        self._look()
         if time.monotonic() - self._shown_at_s < _SHOW_EVERY_S:
             return
         self._shown_at_s = time.monotonic()
@@ -119,6 +193,11 @@ class Completion:
         with transaction(self._engine) as session:
             self._wanted(session)
             session.execute(update(Replica).where(own).values(done_bytes=self._has_bytes + done_bytes))
+
+    @staticmethod
+    def _look() -> None:
+        if activity.is_cancelled():
+            raise CancelledError("the copy was cancelled")
 
     @staticmethod
     def _record(session: Session, row: Replica, partition: Partition) -> None:
@@ -134,15 +213,16 @@ class Completion:
         elif (held := session.get(ReplicaPartition, tuple(key.values()))) is not None and held.ready_at is None:
             held.ready_at = func.clock_timestamp()
 
-    def _wrong(self, partition: Partition, home: str, error: WrongPartition) -> ApplicationError:
+    def _told(self, partition: Partition, error: "_Wrong") -> ApplicationError:
         tries = activity.info().attempt
         if tries < _SHOWN_AFTER:
             return ApplicationError(str(error), type="WrongPartition")
         nightly = self._request.share == NIGHTLY
         _log.warning("%s; %s", error, "given up for this night" if nightly else f"tried again in {_WRONG_AGAIN}")
-        detail = {"table": partition.data_table, "partition": partition.name, "source": home, "error": str(error)}
+        detail = {"table": partition.data_table, "partition": partition.name, "source": error.source}
         with transaction(self._engine) as session:
-            events.record(session, "replica.failed", region=self._request.target_region, detail=detail)
+            region, told = self._request.target_region, {**detail, "error": str(error)}
+            events.record(session, "replica.failed", region=region, detail=told)
         if nightly:
             return ApplicationError(str(error), type="WrongPartition", non_retryable=True)
         return ApplicationError(str(error), type="WrongPartition", next_retry_delay=_WRONG_AGAIN)
@@ -167,7 +247,3 @@ class Completion:
                 events.record(session, "replica.ready", region=row.region, detail=detail)
                 outbox.wake_scheduler(session)
             return row.done_bytes
-
-
-def _bucket(session: Session, region: str) -> Bucket:
-    return Bucket(region, open_store(session.get_one(Region, region).bucket_url))

@@ -25,6 +25,7 @@ from activities.moves import MoveActivities
 from activities.night_schedule import set_schedule
 from activities.nights import NightActivities
 from activities.removal import RemovalActivities
+from activities.scrub import ScrubActivities
 from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
@@ -67,7 +68,7 @@ def control_activities(
 def region_activities(engine: Any, settings: Settings, held: Held) -> list[Callable[..., Any]]:
     """Activities of a region's queue, which bid on what `held` holds."""
     bids, copies = RegionActivities(engine, held), CopyActivities(engine, settings)
-    return [bids.bid, copies.copy_checkpoint, copies.copy_table]
+    return [bids.bid, copies.copy_checkpoint, copies.copy_table, ScrubActivities(engine, settings).scrub]
 
 
 def _workflows() -> list[type]:
@@ -76,11 +77,12 @@ def _workflows() -> list[type]:
     from workflows.night import NightWorkflow
     from workflows.replica import ReplicaWorkflow
     from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+    from workflows.scrub import ScrubWorkflow
     from workflows.workload import WorkloadWorkflow
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        NightWorkflow,
+        NightWorkflow, ScrubWorkflow,
     ]  # fmt: skip
 
 

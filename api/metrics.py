@@ -93,6 +93,19 @@ class Installation(Collector):
             yield GaugeMetricFamily(
                 "mizzen_outbox_oldest_seconds", "Age of the oldest of it", value=max(0.0, _number(age_s))
             )
+            copies = GaugeMetricFamily(
+                "mizzen_replicas_wrong", "Replicas that were found wrong and are not repaired yet", labels=["region"]
+            )
+            kept = GaugeMetricFamily(
+                "mizzen_replicas_kept", "Replicas that are not deleted although their grace is over", labels=["region"]
+            )
+            for region, wrong, held in rows(
+                "select r.name, count(p.wrong_since), count(p.kept_because) from region as r"
+                " left join replica as p on p.region = r.name group by r.name order by r.name"
+            ):
+                copies.add_metric([str(region)], _number(wrong))
+                kept.add_metric([str(region)], _number(held))
+            yield from (copies, kept)
             preempted = rows(
                 "select count(*) from attempt where outcome ->> 'code' = any(:codes)",
                 codes=[code.value for code in PREEMPTIONS],

@@ -86,6 +86,11 @@ def replica_workflow_id(table: str, region: str) -> str:
     return f"replica/{table}/{region}"
 
 
+def scrub_workflow_id(region: str) -> str:
+    """The Temporal workflow that verifies a region's copies of tables, over and over."""
+    return f"scrub/{region}"
+
+
 NIGHT_SCHEDULE_ID = "tetris"
 """Temporal's schedule of the nightly placement of tables."""
 NIGHT_WORKFLOW_ID = "tetris-night"

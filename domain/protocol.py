@@ -395,6 +395,13 @@ class ReplicateTable:
     """`ON_DEMAND` or `NIGHTLY`."""
 
 
+@dataclass
+class Scrub:
+    """Asks for what is due in a region to be verified."""
+
+    region: str
+
+
 # -------------------------------------------------------------------------------------------------- activity names
 
 
@@ -429,6 +436,7 @@ class Activity(StrEnum):
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)
     COPY_TABLE = "region.copy_table"  # ReplicateTable -> int (bytes)
+    SCRUB = "region.scrub"  # Scrub -> int: seconds until it is due again
     # On an agent's queue.
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome

@@ -95,6 +95,13 @@ class CopySettings(_Section):
     """How long parts of a copy that was interrupted are kept for it to go on."""
     drop_grace_s: float = Field(86400.0, ge=0)
     """How long a replica that is dropped can be taken back: then its objects are deleted."""
+    scrub_every_s: float = Field(30 * 86400.0, gt=0)
+    """Every copy of a partition is read and compared with its checksums this often."""
+    scrub_bytes_per_s: float | None = Field(1e8, gt=0)
+    """What verification in the background, and first checksums, may read in a second in each region; None: no limit."""
+    checksum_at_once_bytes: int = Field(32 << 20, ge=0)
+    """Partitions registered or appended by one request get their checksums in it up to so many bytes together; larger
+    ones get them in the background."""
 
 
 class WeightSettings(_Section):

@@ -2,14 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from sqlalchemy.orm import Session
 
 from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
-from api.problems import invalid
+from api.problems import Kind, Problem, invalid
 from api.state import State
 from domain.ids import PARTITION_RULE, is_partition_name, partition_prefix, table_prefix
+from infra.db import integrity, outbox
 from infra.db.models import Region
-from mizzen.objects.store import ObjectInfo
+from mizzen.objects import checksums
+from mizzen.objects.manifest import Manifest, checksummed, is_complete, manifest_of, pack, size_bytes
+from mizzen.objects.store import MissingObject, ObjectInfo
 
 WHOLE = "all"
 """The one partition of a table that has objects outside folders."""
@@ -22,7 +28,12 @@ class Found:
 
     name: str
     location: str
-    size_bytes: int
+    manifest: Manifest
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its objects."""
+        return size_bytes(self.manifest)
 
 
 def partitions_of(state: State, region: Region, table: str) -> list[Found]:
@@ -32,30 +43,60 @@ def partitions_of(state: State, region: Region, table: str) -> list[Found]:
         Problem: there is no object, too many folders or one with no partition's name, or the bucket cannot be read.
     """
     prefix = table_prefix(table)
-    sizes: dict[str, int] = defaultdict(int)
+    folders: dict[str, list[ObjectInfo]] = defaultdict(list)
     for info in _objects(state, region, prefix):
         folder, slash, _ = info.key.removeprefix(prefix).partition("/")
-        sizes[folder if slash else ""] += info.size_bytes
-        if len(sizes) > MAX_PARTITIONS:
+        folders[folder if slash else ""].append(info)
+        if len(folders) > MAX_PARTITIONS:
             raise invalid("name", f"there are over {MAX_PARTITIONS} folders under {prefix}; put more into each")
-    if not sizes:
+    if not folders:
         raise invalid("name", f"the bucket of region {region.name} has no objects under {prefix}; put them there first")
-    if "" in sizes:
-        return [Found(WHOLE, prefix, sum(sizes.values()))]
-    for folder in sizes:
+    if "" in folders:
+        return [Found(WHOLE, prefix, manifest_of(prefix, chain.from_iterable(folders.values())))]
+    for folder in folders:
         if not is_partition_name(folder):
             raise invalid("name", f"the folder {prefix}{folder}/ is no partition: its name must be {PARTITION_RULE}")
-    return [Found(name, partition_prefix(table, name), size) for name, size in sorted(sizes.items())]
+    return [
+        Found(name, location, manifest_of(location, infos))
+        for name, infos in sorted(folders.items())
+        for location in (partition_prefix(table, name),)
+    ]
 
 
-def size_of(state: State, region: Region, location: str) -> int | None:
-    """Bytes of the objects in a folder; None where there is none.
+def partition_at(state: State, region: Region, table: str, name: str) -> Found | None:
+    """A partition by the objects in its folder; None where there is none.
 
     Raises:
         Problem: the bucket cannot be read.
     """
-    sizes = [info.size_bytes for info in _objects(state, region, location)]
-    return sum(sizes) if sizes else None
+    location = partition_prefix(table, name)
+    found = manifest_of(location, _objects(state, region, location))
+    return Found(name, location, found) if found else None
+
+
+def with_checksums(state: State, region: Region, found: Found, *, declared: bool) -> Found:
+    """The partition with the checksums of its objects, read now; SHA-256 where its owner has declared one.
+
+    Raises:
+        Problem: the bucket cannot be read, or an object is gone.
+    """
+    algorithm = "sha256" if declared else checksums.fastest()
+    try:
+        read = checksummed(state.store(region.bucket_url), found.location, found.manifest, algorithm)
+    except STORAGE_ERRORS as error:
+        raise storage_unavailable(error) from None
+    except MissingObject as error:
+        raise Problem(Kind.CONFLICT, f"the objects changed while they were read: {error}") from None
+    return replace(found, manifest=read)
+
+
+def keep_manifests(session: Session, table: str, region: str, found: Iterable[Found]) -> None:
+    """Writes down what partitions are made of, and has checksums that are missing computed in the background."""
+    for partition in found:
+        complete = is_complete(partition.manifest)
+        body = pack(partition.manifest)
+        integrity.save_manifest(session, table, partition.name, body, len(partition.manifest), complete=complete)
+    outbox.scrub(session, region)
 
 
 def _objects(state: State, region: Region, prefix: str) -> Iterable[ObjectInfo]:

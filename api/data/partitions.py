@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly
-from api.data.objects import size_of
+from api.data.objects import Found, keep_manifests, partition_at, with_checksums
 from api.data.tables import find_table
 from api.openapi import refusals
 from api.problems import FieldError, Kind, Problem
@@ -20,6 +20,7 @@ from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
 from infra.db import events
 from infra.db.models import Partition, Region
+from mizzen.objects.manifest import declared_checksum
 
 router = APIRouter(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])
 MAX_APPENDED = 100
@@ -88,7 +89,7 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
         region = session.get_one(Region, find_table(session, name).home_region)
         new = _not_there(session, name, body.partitions)
     # Not in a transaction: it asks another system.
-    _check_objects(state, region, name, body.partitions, new)
+    found = _check_objects(state, region, name, body.partitions, new)
     with state.transaction() as session:
         table = find_table(session, name, lock=True)
         if table.home_region != region.name:
@@ -102,6 +103,7 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
             for p in new
         )  # fmt: skip
         session.flush()
+        keep_manifests(session, name, region.name, [found[p.name] for p in new if p.name in found])
         if new:
             added: dict[str, Any] = {"partitions": [p.name for p in new], "bytes": sum(p.size_bytes for p in new)}
             events.record(session, "table.appended", region=region.name, detail={"table": name, **added})
@@ -147,18 +149,34 @@ def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> 
 
 def _check_objects(
     state: State, region: Region, table: str, asked: Sequence[PartitionBody], new: Sequence[PartitionBody]
-) -> None:
+) -> dict[str, Found]:
+    """The new partitions as the bucket holds them, by name."""
     wrong = []
+    found = {p.name: there for p in new if (there := partition_at(state, region, table, p.name)) is not None}
     for partition in new:
-        location, index = partition_prefix(table, partition.name), asked.index(partition)
-        there = size_of(state, region, location)
+        location, index, there = (
+            partition_prefix(table, partition.name),
+            asked.index(partition),
+            found.get(partition.name),
+        )
         if there is None:
             told = f"the bucket of the table's home {region.name} has no objects under {location}; put them there first"
             wrong.append(FieldError(f"partitions[{index}].name", told, partition.name))
-        elif there != partition.size_bytes:
-            told = f"the objects under {location} in {region.name} have {there} bytes"
+        elif there.size_bytes != partition.size_bytes:
+            told = f"the objects under {location} in {region.name} have {there.size_bytes} bytes"
             wrong.append(FieldError(f"partitions[{index}].size_bytes", told, partition.size_bytes))
     _refuse(Kind.INVALID_REQUEST, wrong)
+    if sum(p.size_bytes for p in new) > state.settings.copies.checksum_at_once_bytes:
+        return found
+    for partition in new:
+        declared = partition.checksum
+        read = with_checksums(state, region, found[partition.name], declared=declared is not None)
+        found[partition.name] = read
+        if declared is not None and (computed := declared_checksum(read.manifest)) != declared:
+            told = f"the objects under {read.location} in {region.name} have {computed}"
+            wrong.append(FieldError(f"partitions[{asked.index(partition)}].checksum", told, declared))
+    _refuse(Kind.INVALID_REQUEST, wrong)
+    return found
 
 
 def _refuse(kind: Kind, wrong: Sequence[FieldError]) -> None:

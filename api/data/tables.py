@@ -2,22 +2,23 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select, true
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name, TableName
-from api.data.objects import partitions_of
+from api.data.objects import keep_manifests, partitions_of, with_checksums
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
-from infra.db import catalogue, events, outbox
+from infra.db import catalogue, events, integrity, outbox
 from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
 from infra.errors import CatalogueError
 
@@ -38,6 +39,19 @@ class ReplicaBody(Body):
     region: Name
 
 
+class VerifyBody(Body):
+    """Which of a table's copies are to be verified."""
+
+    region: Name | None = Field(None, description="Only the copy in this region")
+
+
+class VerificationView(View):
+    """A verification that was asked for."""
+
+    asked_at: datetime
+    regions: list[str] = Field(description="Where copies are read")
+
+
 class ReplicaView(View):
     """A table's copy in a region."""
 
@@ -49,6 +63,14 @@ class ReplicaView(View):
         description="Of a stale one: when the first partition was appended that it lacks. It is complete as of before"
     )
     topping_up: bool = Field(description="Whether what a stale one lacks is being copied")
+    verified_at: datetime | None = Field(
+        description="All of its content was read since then and had its checksums; null: some of it has not been read"
+    )
+    wrong_since: datetime | None = Field(
+        description="When it was found not to be what the catalogue says, until it is repaired: no job starts on it"
+    )
+    wrong: str | None = Field(description="What was found first, in a sentence")
+    kept_because: str | None = Field(description="Why its objects are still there although its grace is over")
     delete_at: datetime | None
     source_region: str | None
     done_bytes: int
@@ -125,6 +147,8 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
     # Not in a transaction: it asks another system.
     found = partitions_of(state, region, body.name)
     size_bytes = sum(f.size_bytes for f in found)
+    if size_bytes <= state.settings.copies.checksum_at_once_bytes:
+        found = [with_checksums(state, region, f, declared=False) for f in found]
     with state.transaction() as session:
         session.add(Table(name=body.name, home_region=region.name))
         session.flush()
@@ -136,6 +160,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
             Replica(data_table=body.name, region=region.name, state="ready", done_bytes=size_bytes, ready_at=func.now())
         )
         session.flush()
+        keep_manifests(session, body.name, region.name, found)
         events.record(session, "table.registered", region=region.name, detail={"table": body.name, "bytes": size_bytes})
         write_audit(session, caller, "table.create", body.name, home_region=region.name, size_bytes=size_bytes)
         outbox.wake_scheduler(session)
@@ -217,6 +242,31 @@ def drop_replica(
         return next(r for r in _view(session, find_table(session, name)).replicas if r.region == region)
 
 
+@router.post("/{name}/verify", status_code=202, summary="Verify a table", responses=refusals(404))
+def verify_table(name: str, body: VerifyBody, state: StateOf, caller: Operator) -> VerificationView:
+    """Has all of a table's copies, or one, read in full and compared with their checksums, in the background.
+
+    Each replica has been verified once its `verified_at` is not before `asked_at`, or it is found wrong.
+    """
+    with state.transaction() as session:
+        find_table(session, name)
+        rows = session.scalars(
+            select(Replica)
+            .where(Replica.data_table == name, Replica.state != "deleting")
+            .where(Replica.region == body.region if body.region is not None else true())
+            .order_by(Replica.region)
+            .with_for_update()
+        ).all()
+        if not rows and body.region is not None:
+            raise not_found("replica", f"{name}/{body.region}")
+        asked_at = integrity.clock(session)
+        for row in rows:
+            row.verify_asked_at = asked_at
+            outbox.scrub(session, row.region)
+        write_audit(session, caller, "table.verify", name, regions=[row.region for row in rows])
+        return VerificationView(asked_at=asked_at, regions=[row.region for row in rows])
+
+
 def find_table(session: Session, name: str, *, lock: bool = False) -> Table:
     """The table's row.
 
@@ -248,17 +298,32 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
     ]  # fmt: skip
 
 
-def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], int]:
-    """How many partitions are there, by table and region."""
-    key = ReplicaPartition.data_table, ReplicaPartition.region
-    there = ReplicaPartition.data_table.in_(tables), ReplicaPartition.ready_at.is_not(None)
-    return {(t, r): count for t, r, count in session.execute(select(*key, func.count()).where(*there).group_by(*key))}
+@dataclass(frozen=True)
+class _Counts:
+    """What a replica's partitions come to."""
+
+    there: int = 0
+    verified_at: datetime | None = None
+    wrong: str | None = None
 
 
-def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], int]) -> ReplicaView:
+def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], _Counts]:
+    """What is there, by table and region."""
+    held = ReplicaPartition
+    key = held.data_table, held.region
+    verified = case((func.count() == func.count(held.verified_at), func.min(held.verified_at)))
+    wrong = func.min(held.wrong)
+    there = held.data_table.in_(tables), held.ready_at.is_not(None)
+    statement = select(*key, func.count(), verified, wrong).where(*there).group_by(*key)
+    return {(t, r): _Counts(count, at, what) for t, r, count, at, what in session.execute(statement)}
+
+
+def _replica(table: Table, row: Replica, held: Mapping[tuple[str, str], _Counts]) -> ReplicaView:
+    counts = held.get((row.data_table, row.region), _Counts())
     return ReplicaView(
-        region=row.region, state=row.state, whole=row.whole, partitions=held.get((row.data_table, row.region), 0),
+        region=row.region, state=row.state, whole=row.whole, partitions=counts.there,
         stale_since=row.stale_since, topping_up=row.topping_up, delete_at=row.delete_at,
+        verified_at=counts.verified_at, wrong_since=row.wrong_since, wrong=counts.wrong, kept_because=row.kept_because,
         source_region=row.source_region, done_bytes=row.done_bytes, total_bytes=table.size_bytes,
         requested_by=row.requested_by, created_at=row.created_at, ready_at=row.ready_at,
     )  # fmt: skip

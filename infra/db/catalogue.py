@@ -20,10 +20,15 @@ Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
 
 
 def ready_replicas(session: Session, tables: Collection[str]) -> Replicas:
-    """For each of `tables`, where it can be read whole, the home among them."""
+    """For each of `tables`, where it can be read whole, the home among them; not where it is known to be wrong."""
     out: dict[str, dict[str, datetime | None]] = {table: {} for table in tables}
     if out:
-        usable = Replica.data_table.in_(sorted(out)), Replica.state == "ready", Replica.whole
+        usable = (
+            Replica.data_table.in_(sorted(out)),
+            Replica.state == "ready",
+            Replica.whole,
+            Replica.wrong_since.is_(None),
+        )
         found = select(Replica.data_table, Replica.region, Replica.stale_since).where(*usable)
         for table, region, stale_since in session.execute(found):
             out[table][region] = stale_since
@@ -38,7 +43,7 @@ def can_read(replicas: Replicas, tables: Iterable[str], region: str, *, level: i
 
 
 def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
-    """Partitions that a replica is to have and has not, in the order of their appending.
+    """Partitions that a replica is to have and has not, or has wrong, in the order of their appending.
 
     Of a replica of the whole table those are any; else those whose rows in `replica_partition` are not ready.
     """
@@ -47,7 +52,8 @@ def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Pa
         select(Partition)
         .join(Replica, Replica.data_table == Partition.data_table)
         .outerjoin(ReplicaPartition, and_(*held, ReplicaPartition.region == Replica.region))
-        .where(Replica.data_table == table, Replica.region == region, ReplicaPartition.ready_at.is_(None))
+        .where(Replica.data_table == table, Replica.region == region)
+        .where(or_(ReplicaPartition.ready_at.is_(None), ReplicaPartition.wrong.is_not(None)))
         .where(or_(Replica.whole, ReplicaPartition.partition.is_not(None)))
         .order_by(Partition.created_at, Partition.name)
         .limit(limit)

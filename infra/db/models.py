@@ -328,6 +328,24 @@ class Partition(Base):
     """Set by the database: in the order in which the table's partitions became visible."""
 
 
+class PartitionManifest(Base):
+    """The objects of a partition: names, sizes and checksums, in one packed value (`mizzen.objects.manifest`)."""
+
+    __tablename__ = "partition_manifest"
+    data_table: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[str] = mapped_column(primary_key=True)
+    objects: Mapped[int]
+    """How many there are."""
+    body: Mapped[bytes]
+    checksummed_at: Mapped[datetime | None]
+    """When every object had a checksum: it never changes afterwards. None: some are still to be read."""
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["data_table", "partition"], ["data_partition.data_table", "data_partition.name"], ondelete="CASCADE"
+        ),
+    )
+
+
 class Replica(Base):
     """A table's copy in a region: whole, or of some of its partitions. The home's is one, too.
 
@@ -359,6 +377,14 @@ class Replica(Base):
     """Whether what it lacks is being copied on demand."""
     topped_up_for: Mapped[str | None]
     """The workload for which that was, or is, the last time."""
+    wrong_since: Mapped[datetime | None]
+    """When the first of its partitions was found wrong that has not been repaired: no job starts on it."""
+    verify_asked_at: Mapped[datetime | None]
+    """When an operator last asked for all of it to be verified."""
+    removal_began_at: Mapped[datetime | None]
+    """When its deletion began, after the grace: its objects go once the home is verified as of later than that."""
+    kept_because: Mapped[str | None]
+    """Why its objects are still there although its grace is over, in a sentence."""
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),
@@ -378,7 +404,17 @@ class ReplicaPartition(Base):
     datacenter: Mapped[str | None]
     ready_at: Mapped[datetime | None]
     """When it was there and verified; None: it is being copied."""
+    verified_at: Mapped[datetime | None]
+    """All of its content was read, from this moment on, and had the checksums of the manifest; None: not yet."""
+    check_began_at: Mapped[datetime | None]
+    checked_to: Mapped[str | None]
+    """Of a check that is under way: when it began, and the last path up to which the content was right."""
+    wrong_at: Mapped[datetime | None]
+    wrong: Mapped[str | None]
+    """When it was found not to be what the manifest says, and the difference; None: it was not, or it was repaired."""
     __table_args__ = (
+        CheckConstraint("(wrong is null) = (wrong_at is null)", name="replica_partition_wrong"),
+        Index("replica_partition_verified", "region", "verified_at"),
         ForeignKeyConstraint(["data_table", "region"], ["replica.data_table", "replica.region"], ondelete="CASCADE"),
         ForeignKeyConstraint(
             ["data_table", "partition"], ["data_partition.data_table", "data_partition.name"], ondelete="CASCADE"

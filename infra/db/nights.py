@@ -111,6 +111,14 @@ def open_night(session: Session) -> Night | None:
     return session.scalars(select(Night).where(Night.state.in_(OPEN))).one_or_none()
 
 
+def home_move_began(session: Session, table: str, region: str) -> datetime | None:
+    """When the move of a table's home to a region began that is under way; None: there is none."""
+    own = NightMove.data_table == table, NightMove.target_region == region
+    moving = NightMove.kind == "home", NightMove.state == "copying", Night.state == "moving"
+    statement = select(NightMove.begun_at).join(Night, Night.id == NightMove.night).where(*own, *moving)
+    return session.scalars(statement.order_by(NightMove.begun_at.desc()).limit(1)).one_or_none()
+
+
 def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None:
     """What may still be moved today, by the day of the schedule's time zone; None: there is no limit."""
     quota = nightly.daily_quota_bytes

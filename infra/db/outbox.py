@@ -58,3 +58,8 @@ def replicate(session: Session, table: str, source_region: str, target_region: s
 def night(session: Session, night_: str) -> None:
     """Starts the workflow of a night, or has the one that runs look whether moves are paused."""
     _put(session, "night", None, {"night": night_})
+
+
+def scrub(session: Session, region: str) -> None:
+    """Starts the verification of a region's copies, or has the one that runs look for what is due now."""
+    _put(session, "scrub", None, {"region": region})

@@ -9,9 +9,10 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import removal
 from activities.removal import RemovalActivities
+from activities.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
-from domain.protocol import ReplicateTable
+from domain.protocol import ReplicateTable, Scrub
 from infra.db.models import Replica, ReplicaPartition, Table
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectStore
@@ -55,6 +56,11 @@ async def _remove(world: World, client: Client) -> None:
     await ActivityEnvironment().run(RemovalActivities(world.engine, client).remove)
 
 
+def verify(world: World, region: str) -> None:
+    """All that is due in a region is read."""
+    ActivityEnvironment().run(ScrubActivities(world.engine, world.settings).scrub, Scrub(region))
+
+
 def _gone(world: World) -> bool:
     with world.session() as session:
         return session.get(Replica, ("words", "west")) is None
@@ -66,6 +72,7 @@ async def test_what_is_dropped_goes_with_its_objects(fleet: World, client: Clien
     for key in ("tables/words/ds=3/a", "tables/words/ds=4/a", "tables/words-2/ds=1/a"):
         fleet.bucket("west").put(key, b"x")
     _drop(fleet)
+    verify(fleet, "east")
     home, wakes = keys(fleet, "east"), fleet.put_out("wake")
     await _remove(fleet, client)
     assert _gone(fleet) and held(fleet) == []
@@ -90,8 +97,10 @@ async def test_a_replica_of_parts_goes_with_those(fleet: World, client: Client) 
 async def test_a_table_of_one_partition_goes_whole(fleet: World, client: Client) -> None:
     """Where a table is all that is under its folder, all of that goes."""
     fleet.table("images", 2, "east", "west")
-    for key in ("tables/images/a", "tables/images/b/c"):
-        fleet.bucket("west").put(key, b"x")
+    for region in ("east", "west"):
+        for key in ("tables/images/a", "tables/images/b/c"):
+            fleet.bucket(region).put(key, b"x")
+    verify(fleet, "east")
     with fleet.session() as session:
         session.execute(text("update replica set state = 'deleting', delete_at = now()"
                              " where region = 'west' and data_table = 'images'"))  # fmt: skip

@@ -7,8 +7,10 @@ from sqlalchemy import select, text
 
 from domain.instance import Instance
 from domain.reads import Reads
+from infra.config import CopySettings
 from infra.db.logs import Audit, UsageRun
-from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table
+from infra.db.models import Partition, PartitionManifest, Region, Replica, ReplicaPartition, Table
+from mizzen.objects.manifest import checksummed, declared_checksum, listed, unpack
 from tests.api.test_workloads import act, get, mail
 from tests.api.world import World, document
 from tetris.documents import read_instance, read_reads
@@ -86,6 +88,11 @@ async def test_partitions_are_appended_once(world: World) -> None:
     _stale(world)
     _put(world, "north", "ds=3/a", size=7)
     new = {"name": "ds=3", "size_bytes": 7, "checksum": SHA}
+    refused = await _append(world, new)
+    declared = _declared(world, "ds=3")
+    told = f"the objects under tables/ads.clicks/ds=3/ in north have {declared}"
+    assert (refused.status_code, _errors(refused)) == (422, [("partitions[0].checksum", told)])
+    new["checksum"] = declared
     first, again = await _append(world, new), await _append(world, {"name": "ds=1", "size_bytes": 20}, new)
     assert (first.status_code, again.status_code) == (200, 200)
     assert first.json()["items"][0] == again.json()["items"][1]
@@ -96,6 +103,43 @@ async def test_partitions_are_appended_once(world: World) -> None:
     ]  # fmt: skip
     with world.session() as session:
         assert session.scalars(select(Audit.action).order_by(Audit.id)).all() == ["table.create", "table.append"]
+
+
+def _declared(world: World, day: str) -> str:
+    store, folder = world.buckets["north"], f"tables/ads.clicks/{day}/"
+    return declared_checksum(checksummed(store, folder, listed(store, folder), "sha256"))
+
+
+async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: World) -> None:
+    """Names, sizes and checksums are kept as they are read; of what is large, the checksums are left for later."""
+    await _clicks(world)
+    _put(world, "north", "ds=3/a", size=7)
+    state = world.app.state.mizzen
+    state.settings = state.settings.model_copy(update={"copies": CopySettings(checksum_at_once_bytes=6)})
+    await _append(world, {"name": "ds=3", "size_bytes": 7})
+    with world.session() as session:
+        rows = session.scalars(select(PartitionManifest).order_by(PartitionManifest.partition)).all()
+    known = {row.partition: [(e.path, e.size_bytes, e.checksum is not None) for e in unpack(row.body)] for row in rows}
+    assert known["ds=3"] == [("a", 7, False)]
+    assert known["ds=1"] and all(there for _, _, there in known["ds=1"])
+    assert [row.checksummed_at is not None for row in rows] == [True, True, False]
+
+
+async def test_a_table_is_verified_when_asked_for(world: World) -> None:
+    """All copies or one are to be read from now on; of a region without a copy there is nothing to verify."""
+    await _clicks(world)
+    _stale(world)
+    answer = await act(world, f"{CLICKS}/verify", body={})
+    assert (answer.status_code, answer.json()["regions"]) == (202, ["north", "south"])
+    answer = await act(world, f"{CLICKS}/verify", body={"region": "south"})
+    assert answer.json()["regions"] == ["south"]
+    assert [sent for sent in mail(world) if sent[0] == "scrub"][-3:] == [
+        ("scrub", None, {"region": region}) for region in ("north", "south", "south")
+    ]
+    assert (await act(world, f"{CLICKS}/verify", body={"region": "nowhere"})).status_code == 404
+    with world.session() as session:
+        asked = {r.region: r.verify_asked_at for r in session.scalars(select(Replica)) if r.data_table == "ads.clicks"}
+    assert asked["north"] is not None and asked["south"] is not None and asked["south"] > asked["north"]
 
 
 async def test_partitions_with_other_content_are_a_conflict(world: World) -> None:
@@ -154,7 +198,7 @@ async def test_a_stale_replica_is_topped_up(world: World) -> None:
     for _ in range(2):
         answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
         assert (answer.status_code, answer.json()["state"], answer.json()["topping_up"]) == (202, "ready", True)
-    assert [kind for kind, _, _ in mail(world)] == ["wake", "replicate"]
+    assert [kind for kind, _, _ in mail(world)] == ["scrub", "wake", "scrub", "replicate"]
     with world.session() as session:
         assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[-1] == "replica.create"
 
@@ -169,7 +213,8 @@ async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
             row.state, row.delete_at = "deleting", datetime.now(UTC) + left
         answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
         assert answer.status_code == status
-    assert mail(world) == [("wake", None, {})] * 2  # at the table's registration, and when the replica was kept
+    wakes = [sent for sent in mail(world) if sent[0] != "scrub"]
+    assert wakes == [("wake", None, {})] * 2  # at the table's registration, and when the replica was kept
     assert "being deleted" in answer.json()["detail"]
 
 

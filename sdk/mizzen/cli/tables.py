@@ -1,6 +1,8 @@
 """Commands about tables, their partitions and replicas."""
 
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import click
@@ -9,6 +11,8 @@ from mizzen.cli import words
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Commands, Session
+
+_LOOK_S = 0.5
 
 
 def _name(item: Mapping[str, Any]) -> str:
@@ -20,18 +24,28 @@ def _replicas(table: Mapping[str, Any]) -> str:
 
 
 def _said(replica: Mapping[str, Any]) -> str:
+    said = ", ".join(word for word in (_checked(replica), _stands(replica)) if word)
+    return f" ({said})" if said else ""
+
+
+def _checked(replica: Mapping[str, Any]) -> str:
+    if replica["wrong_since"] is not None:
+        return f"wrong for {words.between(replica['wrong_since'], None)}: {replica['wrong']}"
+    return "not verified" if replica["state"] == "ready" and replica["verified_at"] is None else ""
+
+
+def _stands(replica: Mapping[str, Any]) -> str:
     if replica["state"] == "copying":
-        said = f"{words.size(replica['done_bytes'])} copied"
-    elif replica["state"] == "deleting":
-        said = f"goes at {words.clock(replica['delete_at'])}"
-    elif not replica["whole"]:
-        said = f"{replica['partitions']} partitions"
-    elif replica["stale_since"] is not None:
+        return f"{words.size(replica['done_bytes'])} copied"
+    if replica["state"] == "deleting":
+        kept = replica["kept_because"]
+        return f"goes at {words.clock(replica['delete_at'])}" if kept is None else f"kept: {kept}"
+    if not replica["whole"]:
+        return f"{replica['partitions']} partitions"
+    if replica["stale_since"] is not None:
         said = f"stale for {words.between(replica['stale_since'], None)}"
-        said += ", being topped up" if replica["topping_up"] else ""
-    else:
-        return ""
-    return f" ({said})"
+        return said + (", being topped up" if replica["topping_up"] else "")
+    return ""
 
 
 _TABLE_COLUMNS = (
@@ -105,6 +119,48 @@ def replicate(session: Session, name: str, region: str) -> None:
     """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
     session.client.replicate_table(name, region)
     emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
+
+
+@tables.command()
+@click.argument("name", required=False)
+@click.option("--region", help="Only the copies in this region.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Until everything is read.")
+@click.pass_obj
+def verify(session: Session, name: str | None, region: str | None, wait: bool) -> None:
+    """Read the copies of a table, or of all tables, in full and compare them with their checksums (operators).
+
+    Ends with 1 if a copy is wrong. What is wrong is repaired from another region.
+    """
+    names = [name] if name is not None else [t["name"] for t in session.client.tables() if _in(t, region)]
+    asked = {table: session.client.verify_table(table, region) for table in names}
+    tables_: list[Mapping[str, Any]] = [session.client.table(table) for table in names]
+    wrong: set[str] = set()
+    while wait and (todo := [t for t in tables_ if not _verified(t, asked[t["name"]], wrong)]):
+        time.sleep(_LOOK_S)
+        again = {t["name"] for t in todo}
+        tables_ = [session.client.table(t["name"]) if t["name"] in again else t for t in tables_]
+    emit_list(session, tables_, _TABLE_COLUMNS, name=_name)
+    if wrong:
+        click.echo(f"found wrong: {', '.join(sorted(wrong))}", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _in(table: Mapping[str, Any], region: str | None) -> bool:
+    return region is None or any(r["region"] == region and r["state"] != "deleting" for r in table["replicas"])
+
+
+def _verified(table: Mapping[str, Any], asked: Mapping[str, Any], wrong: set[str]) -> bool:
+    """Whether all copies that were to be read have been; those that are wrong are told in `wrong`."""
+    at = datetime.fromisoformat(asked["asked_at"])
+    over = True
+    for replica in table["replicas"]:
+        if replica["region"] not in asked["regions"] or replica["state"] == "deleting":
+            continue
+        if replica["wrong_since"] is not None:
+            wrong.add(f"{table['name']} in {replica['region']}")
+        elif replica["verified_at"] is None or datetime.fromisoformat(replica["verified_at"]) < at:
+            over = over and replica["state"] != "ready"
+    return over
 
 
 @tables.command("drop-replica")

@@ -50,6 +50,11 @@ class Data(Calls):
         answer = self._call("DELETE", "tables", name, "replicas", region, params={"grace_s": grace_s})
         return cast(views.Replica, answer)
 
+    def verify_table(self, name: str, region: str | None = None) -> views.Verification:
+        """Have a table's copies, or the one in a region, read in full and compared with their checksums (operators)."""
+        answer = self._call("POST", "tables", name, "verify", body={"region": region}, idempotent=True)
+        return cast(views.Verification, answer)
+
     def set_region(self, name: str, **settings: Any) -> Region:
         """Set `storage_bytes` or `cpu_hours` (app to hours a day) of a region; what is left out stays (operators)."""
         return cast(Region, self._call("PATCH", "regions", name, body=settings))

@@ -12,6 +12,10 @@ class Replica(TypedDict):
     partitions: int
     stale_since: str | None
     topping_up: bool
+    verified_at: str | None
+    wrong_since: str | None
+    wrong: str | None
+    kept_because: str | None
     delete_at: str | None
     source_region: str | None
     done_bytes: int
@@ -30,6 +34,13 @@ class Table(TypedDict):
     home_region: str
     created_at: str
     replicas: list[Replica]
+
+
+class Verification(TypedDict):
+    """A verification that was asked for: each replica in `regions` is verified once its `verified_at` is not before."""
+
+    asked_at: str
+    regions: list[str]
 
 
 class Partition(TypedDict):

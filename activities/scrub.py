@@ -1,0 +1,83 @@
+"""Verifying a region's copies of tables in the background: what has never been read first, then the oldest check."""
+
+import logging
+import time
+
+from sqlalchemy import Engine
+from temporalio import activity
+from temporalio.exceptions import CancelledError
+
+from activities.beating import beating
+from activities.verification import OutOfTime, Reading, Verifier
+from domain.protocol import Activity, Scrub
+from infra.config import Settings
+from infra.db import integrity
+from infra.db.models import Partition
+from infra.db.session import transaction
+from mizzen.objects.bandwidth import Bandwidth, Share
+
+_log = logging.getLogger(__name__)
+_ROUND_S = 600.0
+"""A round takes about so long: what is due then may be something else."""
+_AT_ONCE = 100
+_REST_S = 60
+_WRONG_AGAIN_S = 3600.0
+"""What was found wrong is read again after this: its owner may have put it right."""
+
+
+class ScrubActivities:
+    """Effects of the workflows that verify the copies in a region."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._verifier = Verifier(engine)
+        budget = settings.copies.scrub_bytes_per_s
+        self._share = None if budget is None else _only_share(Bandwidth(budget))
+
+    @activity.defn(name=Activity.SCRUB.value, no_thread_cancel_exception=True)
+    def scrub(self, request: Scrub) -> int:
+        """Verifies copies in a region that are due, and makes the manifests of tables whose home it is.
+
+        Returns the seconds to rest. What an operator asked for is read as fast as can be, the rest within
+        `copies.scrub_bytes_per_s`.
+        """
+        until_s = time.monotonic() + _ROUND_S
+        with beating():
+            failed: set[tuple[str, str]] = set()
+            while todo := [d for d in self._due(request.region) if d[:2] not in failed]:
+                for table, partition, asked in todo:
+                    reading = Reading(None if asked else self._share, until_s, _look)
+                    try:
+                        self._check(table, partition, request.region, reading)
+                    except OutOfTime:
+                        return 0
+                    except CancelledError:
+                        raise
+                    except Exception as error:  # the bucket's own kind; the others' turn comes all the same
+                        _log.warning("%s/%s in %s cannot be read now: %s", table, partition, request.region, error)
+                        failed.add((table, partition))
+        return _REST_S
+
+    def _due(self, region: str) -> list[tuple[str, str, bool]]:
+        every_s = self._settings.copies.scrub_every_s
+        with transaction(self._engine) as session:
+            due = integrity.due_checks(session, region, every_s=every_s, again_s=_WRONG_AGAIN_S, limit=_AT_ONCE)
+            return list(due)
+
+    def _check(self, table: str, partition: str, region: str, reading: Reading) -> None:
+        with transaction(self._engine) as session:
+            row = session.get(Partition, (table, partition))
+        if row is None:
+            return
+        if (wrong := self._verifier.check(row, region, reading)) is not None:
+            _log.warning("table %s, partition %s in %s is wrong: %s", table, partition, region, wrong)
+
+
+def _only_share(bandwidth: Bandwidth) -> Share:
+    return bandwidth.share("scrub", 1.0)
+
+
+def _look() -> None:
+    if activity.is_cancelled():
+        raise CancelledError("the verification was cancelled")

@@ -1,0 +1,205 @@
+"""Whether a region's copy of a partition holds what the catalogue says: the one check that everything uses.
+
+Names and sizes are compared by listing. Content is read in full and compared with the manifest's checksums. What is
+found is recorded (`infra.db.integrity`). A check that was interrupted goes on behind the last object that was right.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Generic, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from activities.partitions import Bucket, WrongPartition
+from infra.db import integrity
+from infra.db.models import Partition, Region, ReplicaPartition
+from infra.db.session import transaction
+from mizzen.objects import checksums, manifest
+from mizzen.objects.bandwidth import Share
+from mizzen.objects.manifest import Manifest
+from mizzen.objects.store import MissingObject, open_store
+
+T = TypeVar("T")
+_AT_ONCE = 1000
+_SAVE_S = 15.0
+"""How often what was read so far is written down."""
+
+
+class OutOfTime(Exception):
+    """The check has to go on later; what was right so far is written down."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a check reads: within which share of the bandwidth, until when, and who is told of each batch."""
+
+    share: Share | None = None
+    until_s: float | None = None
+    """On the monotonic clock; None: as long as it takes."""
+    beat: Callable[[], None] = lambda: None
+
+    def look(self) -> None:
+        """Gives a sign of life.
+
+        Raises:
+            OutOfTime: its time is over.
+        """
+        self.beat()
+        if self.until_s is not None and time.monotonic() > self.until_s:
+            raise OutOfTime
+
+
+class Verifier:
+    """Checks copies of partitions and makes their manifests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def bucket(self, region: str) -> Bucket:
+        """A region's bucket."""
+        with transaction(self._engine) as session:
+            return bucket_of(session, region)
+
+    def manifest(self, partition: Partition, reference: str, reading: Reading) -> Manifest:
+        """The partition's complete manifest; what is missing of it is read from the region `reference` and kept.
+
+        Raises:
+            WrongPartition: the objects there are not what the catalogue says, which is recorded.
+            OutOfTime: see `Reading`.
+        """
+        with transaction(self._engine) as session:
+            known = integrity.manifest_body(session, partition.data_table, partition.name)
+        if known is not None and known[1]:
+            return manifest.unpack(known[0])
+        try:
+            return self._made(partition, None if known is None else manifest.unpack(known[0]), reference, reading)
+        except WrongPartition as error:
+            self._wrong((partition.data_table, partition.name, reference), str(error))
+            raise
+
+    def _made(self, partition: Partition, known: Manifest | None, reference: str, reading: Reading) -> Manifest:
+        bucket, location = self.bucket(reference), partition.location
+        what = f"table {partition.data_table}, partition {partition.name}"
+        found = manifest.listed(bucket.store, location) if known is None else known
+        if known is None and manifest.size_bytes(found) != partition.size_bytes:
+            raise WrongPartition(
+                f"{what}: {manifest.size_bytes(found)} bytes in {reference}, it has {partition.size_bytes}"
+            )
+        if known is not None and (wrong := manifest.listing_difference(bucket.store, location, known)) is not None:
+            raise WrongPartition(f"{what}: in {reference} {wrong}")
+        algorithm = "sha256" if partition.checksum is not None else checksums.fastest()
+        pace = _Pace[Manifest](partial(self._save, partition, complete=False), reading)
+        try:
+            found = manifest.checksummed(
+                bucket.store, location, found, algorithm, share=reading.share, at_batch=pace.take
+            )  # fmt: skip
+        except MissingObject as error:
+            raise WrongPartition(f"{what}: in {reference} {error}") from error
+        if partition.checksum is not None and (declared := manifest.declared_checksum(found)) != partition.checksum:
+            raise WrongPartition(f"{what}: {declared} in {reference}, it has {partition.checksum}")
+        self._save(partition, found, complete=True)
+        return found
+
+    def _save(self, partition: Partition, found: Manifest, *, complete: bool) -> None:
+        key = partition.data_table, partition.name
+        with transaction(self._engine) as session:
+            integrity.save_manifest(session, *key, manifest.pack(found), len(found), complete=complete)
+
+    def check(self, partition: Partition, region: str, reading: Reading) -> str | None:
+        """What is wrong with a region's copy of a partition, in a sentence; None: it is right. Either is recorded.
+
+        A partition without a complete manifest gets one from its copy at the table's home first.
+
+        Raises:
+            OutOfTime: see `Reading`. The next check goes on from there.
+            Exception: the stores' own: nothing is known then, and nothing is recorded.
+        """
+        key = partition.data_table, partition.name, region
+        with transaction(self._engine) as session:
+            home = integrity.home_of(session, partition.data_table)
+            held = session.get(ReplicaPartition, key)
+            begun = None if held is None or held.checked_to is None else (held.check_began_at, held.checked_to)
+            began_at: datetime = integrity.clock(session)
+        if home is None or held is None:
+            return None
+        after = ""
+        if begun is not None and begun[0] is not None:
+            began_at, after = begun[0], begun[1]
+        try:
+            expected = self.manifest(partition, home, reading)
+        except WrongPartition as error:
+            return str(error)
+        bucket = self.bucket(region)
+        wrong = manifest.listing_difference(bucket.store, partition.location, expected)
+        if wrong is None:
+            pace = _Pace[str](partial(self._note, key, began_at), reading)
+            wrong = manifest.content_difference(
+                bucket.store, partition.location, expected, after=after, share=reading.share, at_batch=pace.take
+            )
+        if wrong is not None:
+            return self._wrong(key, f"in {region} {wrong}")
+        with transaction(self._engine) as session:
+            integrity.found_right(session, *key, began_at)
+        return None
+
+    def check_listings(self, table: str, region: str, of: str, reading: Reading) -> None:
+        """Lists a region's objects of the partitions that the region `of` has; the first that is wrong is recorded.
+
+        Raises:
+            OutOfTime: see `Reading`.
+        """
+        after = ""
+        while True:
+            with transaction(self._engine) as session:
+                todo = integrity.held_partitions(session, table, of, after=after, limit=_AT_ONCE)
+            if not todo:
+                return
+            bucket = self.bucket(region)
+            for partition in todo:
+                reading.look()
+                with transaction(self._engine) as session:
+                    known = integrity.manifest_body(session, table, partition.name)
+                if known is None:
+                    continue
+                wrong = manifest.listing_difference(bucket.store, partition.location, manifest.unpack(known[0]))
+                if wrong is not None:
+                    self._wrong((table, partition.name, region), f"in {region} {wrong}")
+                    return
+            after = todo[-1].name
+
+    def _wrong(self, key: tuple[str, str, str], what: str) -> str:
+        with transaction(self._engine) as session:
+            integrity.found_wrong(session, *key, what)
+        return what
+
+    def _note(self, key: tuple[str, str, str], began_at: datetime, path: str) -> None:
+        with transaction(self._engine) as session:
+            integrity.note_check(session, *key, began_at, path)
+
+
+def bucket_of(session: Session, region: str) -> Bucket:
+    """A region's bucket."""
+    return Bucket(region, open_store(session.get_one(Region, region).bucket_url))
+
+
+class _Pace(Generic[T]):
+    """Writes down how far a check, or a manifest, has come, now and then, and ends it when its time is over."""
+
+    def __init__(self, save: Callable[[T], None], reading: Reading) -> None:
+        self._save, self._reading = save, reading
+        self._saved_at_s = time.monotonic()
+
+    def take(self, so_far: T) -> None:
+        now_s = time.monotonic()
+        try:
+            self._reading.look()
+        except BaseException:
+            self._save(so_far)
+            raise
+        if now_s - self._saved_at_s > _SAVE_S:
+            self._save(so_far)
+            self._saved_at_s = now_s

@@ -1,0 +1,215 @@
+"""What is known of the content of each copy of a partition: its manifest, and when the copy was found right or wrong.
+
+A copy that was found wrong stays so until a later check finds it right. While a replica has one, no job starts on the
+replica, no copy of its table is dropped or deleted, and the replica is repaired from another region.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from sqlalchemy import and_, func, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from infra.db import events, outbox
+from infra.db.models import Partition, PartitionManifest, Replica, ReplicaPartition, Table
+
+
+def clock(session: Session) -> datetime:
+    """The database's clock, now."""
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return now
+
+
+def home_of(session: Session, table: str) -> str | None:
+    """A table's home region; None: there is no such table."""
+    return session.scalar(select(Table.home_region).where(Table.name == table))
+
+
+def save_manifest(
+    session: Session, table: str, partition: str, body: bytes, objects: int, *, complete: bool
+) -> None:  # fmt: skip
+    """Writes a partition's manifest so far; one that is complete already stays as it is. No such partition: nothing."""
+    if session.get(Partition, (table, partition)) is None:
+        return
+    row = session.get(PartitionManifest, (table, partition), with_for_update=True)
+    if row is None:
+        row = PartitionManifest(data_table=table, partition=partition)
+        session.add(row)
+    elif row.checksummed_at is not None:
+        return
+    row.body, row.objects = body, objects
+    row.checksummed_at = clock(session) if complete else None
+    session.flush()
+
+
+def manifest_body(session: Session, table: str, partition: str) -> tuple[bytes, bool] | None:
+    """A partition's packed manifest, and whether it is complete; None: there is none yet."""
+    row = session.get(PartitionManifest, (table, partition), populate_existing=True)
+    return None if row is None else (row.body, row.checksummed_at is not None)
+
+
+def found_right(session: Session, table: str, partition: str, region: str, began_at: datetime) -> None:
+    """A region's copy of a partition, read in full from `began_at` on, has the content of the manifest.
+
+    It is no longer wrong, unless it was found so after the check began. Nothing, where there is no such copy.
+    """
+    replica, held = _locked(session, table, partition, region)
+    if replica is None or held is None:
+        return
+    held.verified_at = max(held.verified_at or began_at, began_at)
+    held.check_began_at = held.checked_to = None
+    if held.wrong_at is not None and held.wrong_at < began_at:
+        held.wrong = held.wrong_at = None
+    session.flush()
+    if replica.wrong_since is None:
+        return
+    own = ReplicaPartition.data_table == table, ReplicaPartition.region == region
+    if session.scalar(select(ReplicaPartition.partition).where(*own, ReplicaPartition.wrong.is_not(None)).limit(1)):
+        return
+    detail = {"table": table, "wrong_since": replica.wrong_since.isoformat()}
+    replica.wrong_since = None
+    events.record(session, "replica.repaired", region=region, detail=detail)
+    outbox.wake_scheduler(session)
+
+
+def found_wrong(session: Session, table: str, partition: str, region: str, what: str) -> None:
+    """A region's copy of a partition is not what the manifest says; its repair begins. No such copy: nothing."""
+    replica, held = _locked(session, table, partition, region)
+    if replica is None or held is None or held.ready_at is None:
+        return
+    known = held.wrong is not None
+    held.wrong, held.wrong_at = what, clock(session)
+    held.check_began_at = held.checked_to = None
+    replica.wrong_since = replica.wrong_since or held.wrong_at
+    session.flush()
+    if known:
+        return
+    detail = {"table": table, "partition": partition, "found": what}
+    events.record(session, "replica.wrong", region=region, detail=detail)
+    if replica.state != "deleting":
+        home = session.get_one(Table, table).home_region
+        outbox.replicate(session, table, home, region)
+
+
+def note_check(session: Session, table: str, partition: str, region: str, began_at: datetime, path: str) -> None:
+    """A check of a copy that began then has come to this path: whoever continues it goes on behind it."""
+    own = (ReplicaPartition.data_table == table, ReplicaPartition.partition == partition)
+    values = {"check_began_at": began_at, "checked_to": path}
+    session.execute(update(ReplicaPartition).where(*own, ReplicaPartition.region == region).values(**values))
+
+
+def sources_of(session: Session, table: str, partition: str, target: str) -> list[tuple[str, bool]]:
+    """Regions that a copy of a partition for `target` can come from, each with whether it was found wrong.
+
+    Those that were not come first, the table's home before others, then what was verified last. Copies in their grace
+    count: they may be the last good ones.
+    """
+    statement = (
+        select(ReplicaPartition.region, ReplicaPartition.wrong.is_not(None))
+        .join(Table, Table.name == ReplicaPartition.data_table)
+        .where(ReplicaPartition.data_table == table, ReplicaPartition.partition == partition)
+        .where(ReplicaPartition.ready_at.is_not(None), ReplicaPartition.region != target)
+        .order_by(
+            ReplicaPartition.wrong.is_not(None),
+            (ReplicaPartition.region == Table.home_region).desc(),
+            ReplicaPartition.verified_at.desc().nulls_last(),
+            ReplicaPartition.region,
+        )
+    )
+    return [(region, wrong) for region, wrong in session.execute(statement)]
+
+
+def unverified(
+    session: Session, table: str, region: str, *, since: datetime, of: str | None = None, limit: int = 1
+) -> list[Partition]:
+    """Partitions that a region's replica has and that were not verified in full after `since`, or are wrong.
+
+    `of`: only those that this other region's replica has, too.
+    """
+    held = ReplicaPartition
+    statement = (
+        select(Partition)
+        .join(held, and_(held.data_table == Partition.data_table, held.partition == Partition.name))
+        .where(held.data_table == table, held.region == region, held.ready_at.is_not(None))
+        .where(or_(held.verified_at.is_(None), held.verified_at < since, held.wrong.is_not(None)))
+        .order_by(Partition.created_at, Partition.name)
+        .limit(limit)
+    )
+    if of is not None:
+        other = select(ReplicaPartition.partition).where(
+            ReplicaPartition.data_table == table, ReplicaPartition.region == of, ReplicaPartition.ready_at.is_not(None)
+        )
+        statement = statement.where(Partition.name.in_(other))
+    return list(session.scalars(statement))
+
+
+def held_partitions(session: Session, table: str, region: str, *, after: str, limit: int) -> list[Partition]:
+    """Partitions that a region's replica has, by name, behind `after`."""
+    held = ReplicaPartition
+    statement = (
+        select(Partition)
+        .join(held, and_(held.data_table == Partition.data_table, held.partition == Partition.name))
+        .where(held.data_table == table, held.region == region, held.ready_at.is_not(None), Partition.name > after)
+        .order_by(Partition.name)
+        .limit(limit)
+    )
+    return list(session.scalars(statement))
+
+
+def without_checksums(session: Session, table: str, region: str) -> str | None:
+    """The first partition that a region's replica has and whose manifest is not complete; None: there is none."""
+    held, manifest = ReplicaPartition, PartitionManifest
+    statement = (
+        select(held.partition)
+        .outerjoin(manifest, and_(manifest.data_table == held.data_table, manifest.partition == held.partition))
+        .where(held.data_table == table, held.region == region, held.ready_at.is_not(None))
+        .where(manifest.checksummed_at.is_(None))
+        .order_by(held.partition)
+        .limit(1)
+    )
+    return session.scalar(statement)
+
+
+def wrong_region(session: Session, table: str) -> str | None:
+    """The first region whose replica of a table is known to be wrong; None: there is none."""
+    wrong = Replica.data_table == table, Replica.wrong_since.is_not(None)
+    return session.scalar(select(Replica.region).where(*wrong).order_by(Replica.region).limit(1))
+
+
+_DUE = text("""
+    select h.data_table, h.partition, r.verify_asked_at > coalesce(h.verified_at, '-infinity') as asked
+    from replica_partition as h
+        join replica as r on r.data_table = h.data_table and r.region = h.region
+        join data_table as t on t.name = h.data_table
+        left join partition_manifest as m on m.data_table = h.data_table and m.partition = h.partition
+    where h.region = :region and h.ready_at is not null and r.state <> 'deleting'
+        and (m.checksummed_at is not null or t.home_region = :region)
+        and case when h.wrong_at is not null
+            then h.wrong_at < greatest(r.verify_asked_at, clock_timestamp() - make_interval(secs => :again_s))
+            else coalesce(h.verified_at < greatest(
+                r.verify_asked_at, clock_timestamp() - make_interval(secs => :every_s)), true) end
+    order by (r.verify_asked_at > coalesce(h.verified_at, '-infinity')) desc nulls last,
+        h.verified_at nulls first, h.data_table, h.partition
+    limit :limit
+""")
+
+
+def due_checks(
+    session: Session, region: str, *, every_s: float, again_s: float, limit: int
+) -> Iterator[tuple[str, str, bool]]:
+    """Table and partition of copies in a region that are to be read: those never verified first, then the oldest check.
+
+    A copy is due `every_s` after its last check, `again_s` after it was found wrong, and at once where an operator has
+    asked (the third value). Copies elsewhere wait for the manifest, which is made of the home's objects.
+    """
+    values = {"region": region, "every_s": every_s, "again_s": again_s, "limit": limit}
+    for table, partition, asked in session.execute(_DUE, values):
+        yield table, partition, bool(asked)
+
+
+def _locked(
+    session: Session, table: str, partition: str, region: str
+) -> tuple[Replica | None, ReplicaPartition | None]:  # fmt: skip
+    replica = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
+    key = table, partition, region
+    return replica, session.get(ReplicaPartition, key, with_for_update=True, populate_existing=True)
