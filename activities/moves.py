@@ -1,6 +1,6 @@
 """A night's moves: which one is next, beginning it, and switching a table's home once its copy is there."""
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio import activity
 
@@ -9,18 +9,10 @@ from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import events, integrity, outbox
-from infra.db.catalogue import drop_replica, lacking, want_partitions, want_replica
+from infra.db.catalogue import StorageFull, drop_replica, lacking, no_room, want_partitions, want_replica
 from infra.db.models import Region, Replica, Table
 from infra.db.nights import Night, NightMove, NightPause
 from infra.db.session import transaction
-
-_STORED = text("""
-    select coalesce((select sum(t.size_bytes) from replica as r join data_table as t on t.name = r.data_table
-                     where r.region = :region and r.whole), 0)
-        + coalesce((select sum(p.size_bytes) from replica as r join replica_partition as h using (data_table, region)
-                        join data_partition as p on p.data_table = h.data_table and p.name = h.partition
-                    where r.region = :region and not r.whole), 0)
-""")
 
 
 class MoveActivities:
@@ -92,8 +84,8 @@ class MoveActivities:
 
     def _begun(self, session: Session, move: NightMove) -> bool:
         """Whether the move is to be copied now; else it is done or left."""
+        target = session.get(Region, move.target_region, with_for_update={"key_share": True})
         table = session.get(Table, move.data_table, with_for_update=True)
-        target = session.get(Region, move.target_region)
         if table is None or target is None:
             return _leave(move, f"there is no {'table' if table is None else 'region'} of its name any more")
         if move.kind == "home" and table.home_region != move.source_region:
@@ -104,14 +96,17 @@ class MoveActivities:
         if move.kind == "refresh" and (there is None or there.state != "ready"):
             return _leave(move, "there is no replica to refresh any more")
         if there is None:
-            over = _over_bytes(session, target, table.size_bytes if move.partitions is None else move.size_bytes)
-            if over > 0:
-                return _leave(move, f"{target.name} would hold {over:,} bytes more than its storage")
+            more_bytes = table.size_bytes if move.partitions is None else move.size_bytes
+            if (full := no_room(session, target.name, more_bytes)) is not None:
+                return _leave(move, str(full))
         where = move.data_table, move.target_region
-        if move.partitions is None:
-            copy = want_replica(session, *where, fresh=True, night=move.night)
-        else:
-            copy = want_partitions(session, *where, move.partitions, move.night)
+        try:
+            if move.partitions is None:
+                copy = want_replica(session, *where, fresh=True, night=move.night)
+            else:
+                copy = want_partitions(session, *where, move.partitions, move.night)
+        except StorageFull as full:
+            return _leave(move, str(full))
         if copy is None or copy.state == "deleting":
             return _leave(move, f"its objects in {move.target_region} are being deleted")
         move.state, move.begun_at = "copying", func.clock_timestamp()
@@ -166,11 +161,3 @@ def _leave(move: NightMove, because: str) -> bool:
 def _done(move: NightMove) -> bool:
     move.state, move.ended_at = "done", func.clock_timestamp()
     return False
-
-
-def _over_bytes(session: Session, region: Region, more_bytes: int) -> int:
-    """How far the region is over what it holds with so many bytes more, copies in their grace included."""
-    if region.storage_bytes is None:
-        return 0
-    stored = int(session.execute(_STORED, {"region": region.name}).scalar_one())
-    return stored + more_bytes - region.storage_bytes

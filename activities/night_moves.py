@@ -70,15 +70,23 @@ def _planned(folder: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def droppable_replicas(session: Session) -> Iterator[tuple[str, str]]:
+    """Table and region of replicas that a night may drop: those that a night or a workload made. An operator's stay."""
+    for table, region, _ in session.execute(_DROPPABLE):
+        yield table, region
+
+
+_DROPPABLE = (
+    select(Replica.data_table, Replica.region, Table.home_region)
+    .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
+    .where(Replica.state == "ready", Replica.made_by != "operator")
+    .order_by(Replica.data_table, Replica.region)
+)
+
+
 def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """Replicas that a night or a workload made, and that no plan calls for now. An operator's stay."""
-    statement = (
-        select(Replica.data_table, Replica.region, Table.home_region)
-        .join(Table, and_(Table.name == Replica.data_table, Table.home_region != Replica.region))
-        .where(Replica.state == "ready", Replica.made_by != "operator")
-        .order_by(Replica.data_table, Replica.region)
-    )
-    for table, region, home in session.execute(statement):
+    """Replicas that may be dropped and that no plan calls for now."""
+    for table, region, home in session.execute(_DROPPABLE):
         if (table, region) not in wanted:
             yield {
                 "kind": "drop", "data_table": table, "source_region": home, "target_region": region, "size_bytes": 0,

@@ -14,7 +14,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.beating import beating
-from activities.night_moves import moves_of, tidy
+from activities.night_moves import droppable_replicas, moves_of, tidy
 from activities.searching import searched
 from domain import ids
 from domain.nights import NightRef, NightTicket
@@ -76,11 +76,13 @@ class NightActivities:
                     quota = quota_left_bytes(session, tetris.nightly)
                     instance = gather(session, tetris, move_quota_bytes=quota)
                     reads = partial_reads(session, transaction_time(session), tetris.window_days)
+                    droppable = [list(pair) for pair in droppable_replicas(session)]
                     store, url = _bucket(session, ref.night)
             except CatalogueError as error:
                 raise ApplicationError(str(error), type="CatalogueError", non_retryable=True) from None
             request = {
-                "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json")
+                "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json"),
+                "droppable": droppable,
             }  # fmt: skip
             with searched(instance, reads, request, store, ids.night_prefix(ref.night), beat) as folder:
                 report = json.loads((folder / "report.json").read_text())

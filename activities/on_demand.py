@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -10,7 +11,7 @@ from domain.ask import Ask
 from domain.instance import HIGH_PRIORITY
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db.catalogue import can_read, ready_replicas, want_replica
+from infra.db.catalogue import NoRoom, can_read, no_room, ready_replicas, want_replica, whole_bytes
 from infra.db.models import Replica, Table, Workload
 
 _NOT_ABOUT_DATA = frozenset({ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE})
@@ -47,19 +48,32 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
 
     `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
     being copied already; then the best plan by the order of criteria; where none could start now, the region that can
-    place the most of it. A stale replica lacks nothing for those who may read it. The reasons say what is being copied.
+    place the most of it. A region without storage for all of it is left out. A stale replica lacks nothing for those
+    who may read it. The reasons say what is being copied or, where no region has storage, that.
     """
     copying = _copying(session, ask.tables)
     for region in sorted({r.region for r in copying if _for(r) == workload.id}):
         return [_progress(session, r) for r in copying if r.region == region]
-    able = [b for b in offers if not {r.code for r in b.reasons} & _NOT_ABOUT_DATA]
+    able = []
+    full: list[Reason] = []
+    for bid in offers:
+        if {r.code for r in bid.reasons} & _NOT_ABOUT_DATA:
+            continue
+        short = no_room(session, bid.region, whole_bytes(session, ask.tables, bid.region))
+        if short is None:
+            able.append(bid)
+        else:
+            full.append(_no_storage(short))
     if not able:
-        return []
+        return full
     there: dict[str, set[str]] = defaultdict(set)
     coming = Replica.data_table.in_(ask.tables), Replica.state != "deleting", Replica.whole
     for replica in session.scalars(select(Replica).where(*coming)):
         there[replica.region].add(replica.data_table)
     target = min(able, key=lambda b: (not there[b.region].issuperset(ask.tables), _soonest(b))).region
+    short = no_room(session, target, whole_bytes(session, ask.tables, target), lock=True)
+    if short is not None:  # Another workload was faster.
+        return [_no_storage(short)]
     out = []
     for table in sorted(ask.tables):
         row = want_replica(session, table, target, fresh=level <= HIGH_PRIORITY, workload=workload)
@@ -68,6 +82,10 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
         elif row.state == "copying" or row.topping_up:
             out.append(_progress(session, row))
     return out
+
+
+def _no_storage(short: NoRoom) -> Reason:
+    return Reason(ReasonCode.NO_STORAGE, asdict(short))
 
 
 def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:

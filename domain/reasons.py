@@ -22,6 +22,7 @@ class ReasonCode(StrEnum):
     DATA_STALE = "data_stale"
     DATA_NOWHERE = "data_nowhere"
     REPLICATING_DATA = "replicating_data"
+    NO_STORAGE = "no_storage"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
@@ -66,6 +67,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.DATA_NOWHERE: "no region has a complete replica of table {table}",
     ReasonCode.REPLICATING_DATA: "table {table} is being copied to {region}: {done_bytes} of {total_bytes} bytes",
+    ReasonCode.NO_STORAGE: (
+        "bringing its tables to region {region} needs {more_bytes} bytes; the region stores {stored_bytes} of"
+        " {storage_bytes}"
+    ),
     ReasonCode.INSUFFICIENT_CAPACITY: (
         "region {region} can place {placeable} of {tasks} tasks of job {job} now, evicting {evictable} workloads"
         " of lower priority included"

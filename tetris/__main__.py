@@ -1,9 +1,9 @@
 """Plans in a process of its own: `python -m tetris FOLDER`.
 
 Compiled searches hold the interpreter, and large instances the memory, of the process that they run in. The folder has
-the instance (`instance/`), which partitions jobs read (`reads.json`), and `request.json`: `time_s`, `seed`, and the
-`policy` of replicas, null where only homes are wanted. What was found is written beside them. Each line on stdout says
-how far it is: a part from 0 to 1 and a few words.
+the instance (`instance/`), which partitions jobs read (`reads.json`), and `request.json`: `time_s`, `seed`, the
+`policy` of replicas, null where only homes are wanted, and `droppable`, the replicas ([table, region]) that a night may
+drop. What was found is written beside them. Each line on stdout says how far it is: a part from 0 to 1 and a few words.
 """
 
 import json
@@ -12,7 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tetris.climb import Step, climb
+from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
 from tetris.needed import Needed
@@ -29,7 +33,8 @@ def main(folder: Path) -> None:
         _write(folder / "plan.json", plan_document(columns.plan_of(climb(columns, **how).home)))
         return
     needed = Needed.of(columns, read_reads((folder / "reads.json").read_bytes()))
-    plan = plan_night(columns, _policy(request["policy"]), needed=needed, **how)
+    stay = _staying(columns, {(table, region) for table, region in request.get("droppable", [])})
+    plan = plan_night(columns, _policy(request["policy"]), needed=needed, stay=stay, **how)
     _write(folder / "plan.json", plan_document(plan.homes))
     _write(folder / "replicas.json", plan.replicas)
     with (folder / "moves.jsonl").open("w") as lines:
@@ -37,6 +42,12 @@ def main(folder: Path) -> None:
             lines.write(json.dumps(asdict(move)) + "\n")
     report = {"summary": plan.summary.document(), "unplaced": plan.unplaced, "unplaced_jobs": plan.unplaced_jobs}
     _write(folder / "report.json", report)
+
+
+def _staying(columns: Columns, droppable: set[tuple[str, str]]) -> npt.NDArray[np.bool_]:
+    owner = np.repeat(np.arange(len(columns.table_names)), np.diff(columns.replica_start))
+    pairs = zip(owner, columns.replica, strict=True)
+    return np.array([(columns.table_names[t], columns.regions[r]) not in droppable for t, r in pairs], np.bool_)
 
 
 def _policy(given: dict[str, Any]) -> Policy:

@@ -3,7 +3,7 @@
 The smallest form that the searches work on; `Columns.of` makes it of an instance, `tetris.folders` of Parquet files.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -112,6 +112,11 @@ class Columns:
             home_threshold=instance.home_threshold,
             move_quota_bytes=np.inf if instance.move_quota_bytes is None else instance.move_quota_bytes,
         )
+
+    def keeping(self, stay: npt.NDArray[np.bool_]) -> "Columns":
+        """The columns with only those entries of `replica` for which `stay` is set."""
+        before = np.concatenate(([0], np.cumsum(stay)))
+        return replace(self, replica=self.replica[stay], replica_start=before[self.replica_start].astype(np.int64))
 
     def to_instance(self) -> Instance:
         """The instance whose columns these are."""

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from domain.ids import split_read
 from domain.instance import Homes
@@ -56,17 +57,20 @@ def plan_night(
     time_s: float,
     seed: int,
     needed: Needed | None = None,
+    stay: npt.NDArray[np.bool_] | None = None,
     listener: Listener | None = None,
 ) -> NightPlan:
     """Decides on homes (MAST 3.4), then on replicas (3.5), and puts what is to be copied in order.
 
-    `needed`: the partitions that jobs read, where they do not read whole tables.
+    `needed`: the partitions that jobs read, where they do not read whole tables. `stay`: which entries of
+    `columns.replica` no night drops (None: all). Only those take storage beside the homes: a replica that the night may
+    drop is no reason to move its table's home into a full region.
 
     The instance's quota of moved bytes is for the homes: who makes replicas looks at what is left of it.
     """
-    home = climb(columns, time_s=time_s, seed=seed, listener=listener).home
+    home = climb(columns if stay is None else columns.keeping(stay), time_s=time_s, seed=seed, listener=listener).home
     needed = Needed.of(columns) if needed is None else needed
-    found = replicate(columns, home, policy, needed)
+    found = replicate(columns, home, policy, needed, stay)
     return NightPlan(
         homes=columns.plan_of(home),
         moves=(*_homes(columns, home), *_replicas(columns, home, found, needed)),

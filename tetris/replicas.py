@@ -77,9 +77,15 @@ class Replicated:
     """[R]"""
 
 
-def replicate(columns: Columns, home: Ints, policy: Policy, needed: Needed | None = None) -> Replicated:
-    """The replicas for the homes [T]. `needed`: the partitions that jobs read, where they do not read whole tables."""
-    step = _Step(columns, home, policy, Needed.of(columns) if needed is None else needed)
+def replicate(
+    columns: Columns, home: Ints, policy: Policy, needed: Needed | None = None, stay: Flags | None = None
+) -> Replicated:
+    """The replicas for the homes [T]. `needed`: the partitions that jobs read, where they do not read whole tables.
+
+    `stay`: which entries of `columns.replica` are there whatever is decided (None: none). They take storage and serve
+    jobs, and are not among the replicas that are returned.
+    """
+    step = _Step(columns, home, policy, Needed.of(columns) if needed is None else needed, stay)
     step.place_jobs()
     step.recover()
     step.spread_hot()
@@ -140,19 +146,23 @@ def replicas_document(columns: Columns, found: Replicated, needed: Needed | None
 class _Step:
     """The replicas so far, and the storage that is left."""
 
-    def __init__(self, columns: Columns, home: Ints, policy: Policy, needed: Needed) -> None:
+    def __init__(
+        self, columns: Columns, home: Ints, policy: Policy, needed: Needed, stay: Flags | None
+    ) -> None:  # fmt: skip
         self.c, self.home, self.policy, self.needed = columns, home, policy, needed
         tables, regions = len(home), len(columns.regions)
         self.held = np.zeros((tables, regions), np.float32)
         self.held[np.arange(tables), home] = 1.0
+        owner = np.repeat(np.arange(tables), np.diff(columns.replica_start))
+        if stay is not None:
+            self.held[owner[stay], columns.replica[stay]] = 1.0
         self.pieces = needed.expand(self.held >= 1)
         self.partitions = np.searchsorted(needed.partition_table, np.arange(tables + 1)) + tables
         """[T + 1] where the pieces of a table's partitions begin."""
         self.there = np.zeros((tables, regions), np.bool_)
         """Replicas of today, which cost no copy."""
-        owner = np.repeat(np.arange(tables), np.diff(columns.replica_start))
         self.there[owner, columns.replica] = True
-        self.stored = np.bincount(home, weights=columns.size_bytes, minlength=regions).astype(np.float64)
+        self.stored = (self.held * columns.size_bytes[:, None]).sum(axis=0, dtype=np.float64)
         self.replicas: list[Replica] = []
         self.unplaced: list[Unplaced] = []
         order = np.argsort(columns.job_table, kind="stable")

@@ -196,15 +196,21 @@ def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
     """Starts a copy of the whole table, or of what a stale one lacks. One that is complete, or on its way, stays.
 
-    One that is being deleted is kept while its objects are there.
+    One that is being deleted is kept while its objects are there. A region whose storage has no room for it is a
+    conflict, with the figures.
     """
     with state.transaction() as session:
-        find_table(session, name, lock=True)
-        if session.get(Region, body.region) is None:
+        # Before the table's lock, as all who bring something to a region.
+        if session.get(Region, body.region, with_for_update={"key_share": True}) is None:
+            find_table(session, name)
             raise invalid("region", "there is no such region", body.region)
+        find_table(session, name, lock=True)
         before = session.get(Replica, (name, body.region))
         state_before = None if before is None or not before.whole else (before.state, before.topping_up)
-        replica = catalogue.want_replica(session, name, body.region, fresh=True, by=caller.id)
+        try:
+            replica = catalogue.want_replica(session, name, body.region, fresh=True, by=caller.id)
+        except catalogue.StorageFull as error:
+            raise Problem(Kind.CONFLICT, str(error)) from None
         if replica is None or replica.state == "deleting":
             raise Problem(
                 Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"

@@ -4,15 +4,16 @@ What must always hold of it the database keeps by itself (`migrations/0005_catal
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
-from infra.db.models import Partition, Replica, ReplicaPartition, Table, Workload
+from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
 from infra.errors import CatalogueError
 
 Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
@@ -72,6 +73,62 @@ def held_bytes(session: Session, table: str, region: str) -> int:
     return int(session.execute(statement).scalar_one())
 
 
+@dataclass(frozen=True)
+class NoRoom:
+    """A region whose storage does not take what is to be brought there; `str()` says so with the figures."""
+
+    region: str
+    stored_bytes: int
+    """Of tables, copies that are being made and those in their grace included."""
+    more_bytes: int
+    storage_bytes: int
+
+    def __str__(self) -> str:
+        over = self.stored_bytes + self.more_bytes - self.storage_bytes
+        return (
+            f"{self.region} would hold {over:,} {'byte' if over == 1 else 'bytes'} more than its storage: it stores {self.stored_bytes:,} of"
+            f" {self.storage_bytes:,}, and {self.more_bytes:,} would come"
+        )
+
+
+class StorageFull(CatalogueError):
+    """A region's storage does not take a replica."""
+
+
+def no_room(session: Session, region: str, more_bytes: int, *, lock: bool = False) -> NoRoom | None:
+    """Why so many bytes more do not fit into a region; None: they do, or nobody has said what it may hold.
+
+    `lock`: others who bring something there wait until this transaction ends. Taken before the locks of tables.
+    """
+    row = session.get(Region, region, with_for_update={"key_share": True} if lock else None)
+    if row is None or row.storage_bytes is None or more_bytes <= 0:
+        return None
+    stored = int(session.execute(_STORED, {"region": region}).scalar_one())
+    return NoRoom(region, stored, more_bytes, row.storage_bytes) if stored + more_bytes > row.storage_bytes else None
+
+
+def whole_bytes(session: Session, tables: Collection[str], region: str) -> int:
+    """Bytes that replicas of all of these tables in a region would store more than what is stored there now."""
+    return int(session.execute(_WHOLE, {"region": region, "tables": sorted(tables)}).scalar_one())
+
+
+_STORED = text("""
+    select coalesce((select sum(t.size_bytes) from replica as r join data_table as t on t.name = r.data_table
+                     where r.region = :region and r.whole), 0)
+        + coalesce((select sum(p.size_bytes) from replica as r join replica_partition as h using (data_table, region)
+                        join data_partition as p on p.data_table = h.data_table and p.name = h.partition
+                    where r.region = :region and not r.whole), 0)
+""")
+_WHOLE = text("""
+    select coalesce(sum(t.size_bytes - coalesce(
+        (select sum(p.size_bytes) from replica_partition as h
+             join data_partition as p on p.data_table = h.data_table and p.name = h.partition
+         where h.data_table = t.name and h.region = :region), 0)), 0)
+    from data_table as t left join replica as r on r.data_table = t.name and r.region = :region
+    where t.name = any(:tables) and r.whole is not true
+""")
+
+
 def want_replica(
     session: Session,
     table: str,
@@ -88,6 +145,9 @@ def want_replica(
     by itself. A workload that wants what a night copies does not wait for the night: it is copied on demand from then
     on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over
     stays as it is. `detail` goes into the event of a copy. None: there is no such table.
+
+    Raises:
+        StorageFull: the region has no room for it.
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
@@ -95,6 +155,9 @@ def want_replica(
             row.requested_by = workload.id
             outbox.replicate(session, table, row.source_region or "", region)
         return row
+    full = no_room(session, region, whole_bytes(session, [table], region), lock=True)
+    if full is not None:
+        raise StorageFull(str(full))
     known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
     if known is None:
         return None

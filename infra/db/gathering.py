@@ -92,12 +92,14 @@ def _regions(session: Session) -> tuple[Region, ...]:
 
 
 def gather_tables(session: Session) -> tuple[Table, ...]:
-    """The tables by name, with the regions that have a ready replica of all of it."""
+    """The tables by name, with the regions that have a ready replica of all of it that is not known to be wrong."""
     table, replica = models.Table, models.Replica
     elsewhere = (
         select(replica.data_table, func.array_agg(replica.region).label("regions"))
         .join(table, table.name == replica.data_table)
-        .where(replica.state == "ready", replica.whole, replica.region != table.home_region)
+        .where(
+            replica.state == "ready", replica.whole, replica.wrong_since.is_(None), replica.region != table.home_region
+        )
         .group_by(replica.data_table)
         .subquery()
     )

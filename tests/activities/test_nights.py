@@ -219,3 +219,28 @@ def test_only_the_partitions_that_a_job_reads_are_moved(nights: NightWorld) -> N
         moves = session.scalars(select(NightMove).where(NightMove.data_table == "wide", NightMove.kind == "replica"))
         found = [(m.target_region, m.partitions, m.size_bytes, m.why.get("job")) for m in moves]
     assert ("south", ["ds=1"], len(body("wide", "ds=1")), "ml/some") in found
+
+
+def test_replicas_that_may_be_dropped_make_no_room(nights: NightWorld) -> None:
+    """A region that earlier nights filled with replicas gets no more homes than it has storage for."""
+    size = sum(len(body("a", day)) for day in ("ds=1", "ds=2"))
+    nights.world.alter(Region, "east", storage_bytes=size + 1)
+    for table in ("a", "b", "c", "d"):
+        if table in "cd":
+            nights.table(table, "west")
+            nights.usage(f"job-{table}", table)
+        with nights.world.session() as session:
+            session.add(Replica(data_table=table, region="east", state="ready", made_by="night"))
+    nights.nights.open_night(NightRef(NIGHT))
+    _plan(nights)
+    homes = [move for move in _moves(nights) if move[0] == "home"]
+    assert len(homes) == 1 and homes[0][2] == "east"
+
+
+def test_replicas_that_stay_take_room(nights: NightWorld) -> None:
+    """Storage that an operator's replica fills is nobody else's."""
+    nights.world.alter(Region, "east", storage_bytes=len(body("a", "ds=1")) * 2 + 1)
+    nights.table("kept", "west", "east")
+    nights.nights.open_night(NightRef(NIGHT))
+    _plan(nights)
+    assert [move for move in _moves(nights) if move[2] == "east"] == []

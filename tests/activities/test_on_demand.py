@@ -10,7 +10,7 @@ from activities.on_demand import targets
 from domain.protocol import ReplicateTable
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db.models import Machine, Partition, Replica, Table
+from infra.db.models import Machine, Partition, Region, Replica, Table
 from tests.activities.world import World, job
 
 
@@ -270,3 +270,24 @@ def test_when_data_is_all_that_is_lacking(codes: list[list[str]], targets_: str)
     """Data is brought only if no region that answered has both, or to where a little of it is all that is lacking."""
     bids = [Bid("w", str(n), None, tuple(Reason(ReasonCode(c)) for c in own)) for n, own in enumerate(codes)]
     assert "".join(targets(bids)) == targets_
+
+
+def test_a_region_without_storage_is_no_target(fleet: World) -> None:
+    """The table goes to where it fits, though another region could start the workload sooner; nowhere: with figures."""
+    fleet.running(job(gpus=4), regions_allowed=("east",))
+    fleet.alter(Region, "west", storage_bytes=999)
+    workload = fleet.submit(job(gpus=2), tables=("words",))
+    fleet.tick()
+    assert _copies(fleet) == [("east", "words", workload)]
+    fleet.table("images", 700, "home")
+    fleet.alter(Region, "east", storage_bytes=1600)
+    other = fleet.submit(job(gpus=2), tables=("images", "words"))
+    fleet.tick()
+    assert _copies(fleet) == [("east", "words", workload)]
+    assert fleet.reasons(other)[:2] == [
+        Reason(
+            ReasonCode.NO_STORAGE,
+            {"region": region, "stored_bytes": stored, "more_bytes": more, "storage_bytes": storage},
+        ).to_json()
+        for region, stored, more, storage in (("east", 1000, 700, 1600), ("west", 0, 1700, 999))
+    ]

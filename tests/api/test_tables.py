@@ -433,3 +433,18 @@ async def _instance(world: World, **params: Any) -> Any:
 async def _get(world: World, path: str, **params: Any) -> Any:
     async with world.client() as client:
         return await client.get(path, params=params)
+
+
+async def test_a_replica_needs_storage(world: World) -> None:
+    """A copy that the region has no room for is a conflict with the figures, and changes nothing."""
+    await _clicks(world)
+    with world.session() as session:
+        session.get_one(Region, "south").storage_bytes = 29
+    before = len(mail(world))
+    answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
+    told = "south would hold 1 byte more than its storage: it stores 0 of 29, and 30 would come"
+    assert (answer.status_code, answer.json()["detail"], len(mail(world))) == (409, told, before)
+    assert [r["region"] for r in (await get(world, CLICKS))["replicas"]] == ["north"]
+    with world.session() as session:
+        session.get_one(Region, "south").storage_bytes = 30
+    assert (await act(world, f"{CLICKS}/replicas", body={"region": "south"})).status_code == 202
