@@ -7,6 +7,7 @@ nobody else's. A row that means nothing to anyone is set aside with an error in 
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,22 +15,13 @@ import psycopg
 from sqlalchemy import Engine, Text, case, cast, func, select, update
 from sqlalchemy.exc import DBAPIError
 from temporalio.client import Client
-from temporalio.common import (
-    SearchAttributeKey,
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.starting import Start, read_start, start_workflow
 from domain import ids
-from domain.phases import PLACED_PHASES
-from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub, WorkloadInput
-from domain.search_attributes import TENANT
+from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
 from infra.db.logs import Outbox
-from infra.db.models import Workload
 from infra.db.outbox import CHANNEL
 from infra.db.session import in_thread, transaction
 
@@ -42,7 +34,6 @@ _REST_S = 1.0
 _LONGEST_REST_S = 60.0
 """A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
-_TENANT = SearchAttributeKey.for_keyword(TENANT)
 _RECEIVER = func.coalesce(Outbox.workload, case((Outbox.kind == "wake", "wake"), else_=cast(Outbox.id, Text)))
 """Whose mail a row is: a workload's, the scheduler's, or one of a kind."""
 
@@ -181,8 +172,7 @@ class Dispatcher:
         body = row.body
         try:
             if row.kind == "start" and row.workload is not None:
-                state = WorkloadInput(row.workload, **body)
-                deliver = self._start(state)
+                deliver: Coroutine[Any, Any, object] = self._start(row.workload)
             elif row.kind == "mail" and row.workload is not None:
                 mail = Mail(row.id, MailKind(body["kind"]).value, int(body["attempt"]), dict(body["detail"]))
                 deliver = self._mail(row.workload, mail)
@@ -202,28 +192,20 @@ class Dispatcher:
             raise _Undeliverable(f"{type(error).__name__}: {error}") from error
         await deliver
 
-    async def _start(self, state: WorkloadInput) -> None:
-        """Starts a live workload's workflow, if it does not run."""
-        row = await in_thread(self._live, state.workload_id)
-        if row is None:
-            return
-        try:
-            await self._client.start_workflow(
-                "WorkloadWorkflow",
-                state,
-                id=ids.workload_workflow_id(state.workload_id),
-                task_queue=ids.CONTROL_QUEUE,
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                search_attributes=TypedSearchAttributes([SearchAttributePair(_TENANT, row.tenant)]),
-            )
-        except WorkflowAlreadyStartedError:
-            return
+    async def _start(self, workload: str) -> bool:
+        """Starts a live workload's workflow, if it does not run; False: the workload has ended.
 
-    def _live(self, workload: str) -> Workload | None:
-        """A workload's row; None: it has ended already."""
+        With the state that Postgres has by now, not that of the moment in which the mail was written.
+        """
+        start = await in_thread(self._read_start, workload)
+        if start is None:
+            return False
+        await start_workflow(self._client, start)
+        return True
+
+    def _read_start(self, workload: str) -> Start | None:
         with transaction(self._engine) as session:
-            row = session.get(Workload, workload)
-            return row if row is not None and row.finished_at is None else None
+            return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
         handle = self._client.get_workflow_handle(ids.workload_workflow_id(workload))
@@ -233,9 +215,7 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
-            row = await in_thread(self._live, workload)
-            if row is not None:
-                await self._start(WorkloadInput(workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES))
+            if await self._start(workload):
                 await handle.signal("mail", mail)
 
     async def _unconfirmed(self, machine_workflow: str, run: str, grace_s: float) -> None:

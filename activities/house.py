@@ -1,4 +1,4 @@
-"""Housekeeping: progress out of heartbeats, hung gangs, workflows that are gone, and what was kept long enough."""
+"""Housekeeping: progress out of heartbeats, hung gangs, and what was kept long enough."""
 
 import asyncio
 import logging
@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Engine, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
-from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.nights import forget_nights
 from activities.workloads import record_checkpoint, set_progress
 from domain import ids
-from domain.phases import PLACED_PHASES, Phase
+from domain.phases import Phase
 from domain.protocol import Activity, MailKind, NodeHeartbeat
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
@@ -26,16 +26,13 @@ from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import changes, events, outbox
 from infra.db.logs import Audit, Event, Outbox, UsageRun
-from infra.db.models import Attempt, Region, Replica, Table, Workload
-from infra.db.nights import open_night
+from infra.db.models import Attempt, Region, Workload
 from infra.db.session import in_thread, transaction
 from mizzen.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
-_STUCK_S = 30.0
-"""A live workload whose workflow is not there is given this long after its last change: its start may be on its way."""
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
 _KEEP_CHANGES_S = 3600.0
@@ -49,10 +46,15 @@ class HouseActivities:
         self._engine = engine
         self._settings = settings
         self._client = client
+        self._collected = ""
+        """The workload that was read last."""
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Reads the progress of placed workloads from their nodes' heartbeats; returns the seconds to rest."""
+        """Reads the progress of running workloads from their nodes' heartbeats; returns the seconds to rest.
+
+        Of `collect_at_most` workloads, in the order of their ids: the next round goes on where this one ended.
+        """
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:
@@ -66,13 +68,20 @@ class HouseActivities:
         return self._settings.lifecycle.collect_interval_s
 
     def _placed(self) -> list[tuple[str, int]]:
+        running = (
+            select(Workload.id, Workload.attempt)
+            .where(Workload.finished_at.is_(None))
+            .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
+            .order_by(Workload.id)
+        )
+        at_most = self._settings.lifecycle.collect_at_most
         with transaction(self._engine) as session:
-            rows = session.execute(
-                select(Workload.id, Workload.attempt)
-                .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
-                .order_by(Workload.id)
-            )
-            return [(w, a) for w, a in rows]
+            rows = session.execute(running.where(Workload.id > self._collected).limit(at_most)).all()
+            if len(rows) < at_most:
+                first = running.where(Workload.id <= self._collected).limit(at_most - len(rows))
+                rows = [*rows, *session.execute(first)]
+        self._collected = rows[-1][0] if rows else ""
+        return [(w, a) for w, a in rows]
 
     async def _describe(self, workflow: str) -> DescribeWorkflowExecutionResponse | None:
         try:
@@ -117,68 +126,8 @@ class HouseActivities:
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
-        """Starts anew workflows that are gone, terminated or lost with Temporal's state: of live workloads, of copies,
-        of an open night.
-        """
-        live = await in_thread(self._unstarted)
-
-        async def one(workload: str) -> None:
-            if not await self._runs(ids.workload_workflow_id(workload)):
-                await in_thread(self._start_again, workload)
-
-        await _for_each(live, one)
-        for table, source, target in await in_thread(self._copied):
-            if not await self._runs(ids.replica_workflow_id(table, target)):
-                await in_thread(self._put, outbox.replicate, table, source, target)
-        night = await in_thread(self._open_night)
-        if night is not None and not await self._runs(night):
-            await in_thread(self._put, outbox.night, night)
+        """Nothing any more: asked for by rounds that began before reconciling had a loop of its own."""
         return 0.0
-
-    async def _runs(self, workflow: str) -> bool:
-        found = await self._describe(workflow)
-        running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
-        return found is not None and found.workflow_execution_info.status == running
-
-    def _open_night(self) -> str | None:
-        with transaction(self._engine) as session:
-            night = open_night(session)
-            return None if night is None else night.id
-
-    def _copied(self) -> list[tuple[str, str, str]]:
-        """Table, home and region of replicas that are copied by workflows of their own."""
-        own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
-        with transaction(self._engine) as session:
-            rows = session.execute(
-                select(Replica.data_table, Table.home_region, Replica.region)
-                .join(Table, Table.name == Replica.data_table)
-                .where(or_(and_(Replica.state == "copying", own), Replica.topping_up))
-                .order_by(Replica.data_table, Replica.region)
-            )
-            return [(table, source, target) for table, source, target in rows]
-
-    def _put(self, mail: Callable[..., None], *about: str) -> None:
-        with transaction(self._engine) as session:
-            mail(session, *about)
-
-    def _unstarted(self) -> list[str]:
-        """Live workloads without mail on its way, and without a change for a while."""
-        with transaction(self._engine) as session:
-            due = select(Outbox.workload).where(Outbox.delivered_at.is_(None), Outbox.workload.is_not(None))
-            newest = select(func.max(Event.at)).where(Event.workload == Workload.id).scalar_subquery()
-            rows = session.scalars(
-                select(Workload.id)
-                .where(Workload.finished_at.is_(None), Workload.id.not_in(due))
-                .where(func.coalesce(newest, Workload.submitted_at) < _ago(_STUCK_S))
-                .order_by(Workload.id)
-            )
-            return list(rows)
-
-    def _start_again(self, workload: str) -> None:
-        with transaction(self._engine) as session:
-            row = session.get(Workload, workload, with_for_update=True)
-            if row is not None and row.finished_at is None:
-                outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:

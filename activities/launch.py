@@ -54,6 +54,9 @@ class LaunchActivities:
             spec = WorkloadSpec.model_validate(row.spec)
             allocations, machines = self._holdings(session, request)
             attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
+            if attempt.released_at is not None:
+                message = f"attempt {request.attempt} of {request.workload_id} is released"
+                raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
             tasks = tasks_of(row, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
             _refuse_wrong(session, spec, region.name)

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.auction import AuctionActivities
@@ -24,8 +23,10 @@ from activities.machines import MachineActivities
 from activities.moves import MoveActivities
 from activities.night_schedule import set_schedule
 from activities.nights import NightActivities
+from activities.reconcile import Reconciler
 from activities.removal import RemovalActivities
 from activities.scrub import ScrubActivities
+from activities.singletons import keep_singletons
 from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
@@ -122,19 +123,6 @@ def region_worker(
     )
 
 
-async def start_singletons(client: Client) -> None:
-    """Starts the workflows of which the installation has one each, if they are not running."""
-    singletons = {"SchedulerWorkflow": ids.SCHEDULER_WORKFLOW_ID, "HousekeepingWorkflow": ids.HOUSEKEEPING_WORKFLOW_ID}
-    for name, id_ in singletons.items():
-        await client.start_workflow(
-            name,
-            id=id_,
-            task_queue=ids.CONTROL_QUEUE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-        )
-
-
 async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence[str]) -> None:
     """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
 
@@ -150,9 +138,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
     give_back_freed_memory()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = open_engine(settings.database, pool_size=16, application=f"mizzen worker {' '.join(roles)}")
     await asyncio.to_thread(upgrade, engine)
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
@@ -168,10 +155,14 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await register(client)
             here = regions if "region" in roles else ()
             await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
-            await start_singletons(client)
             await set_schedule(client, settings.tetris.nightly)
-            dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
-            stack.callback(dispatcher.cancel)
+            loops = (
+                Dispatcher(engine, settings.database, client).run(),
+                keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
+                Reconciler(engine, settings, client).run(),
+            )
+            for loop in loops:
+                stack.callback(asyncio.create_task(loop).cancel)
         for region in regions if "region" in roles else ():
             # Threads of its own: copies that take hours must not keep others from their turn.
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))

@@ -10,6 +10,7 @@ import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.logs import Shipping, log_tail
 from agent.notices import MachineNotices
+from agent.outcomes import kept_outcome, outcome
 from agent.ports import reserve
 from agent.progress import NoticeReader, read_progress
 from agent.sealed import CannotUnseal
@@ -29,6 +31,7 @@ from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
 from agent.unpack import BadArchive
 from domain.protocol import (
+    STOPPED_ATTEMPT,
     Activity,
     Attend,
     NodeHeartbeat,
@@ -37,7 +40,6 @@ from domain.protocol import (
     PrepareNode,
     RunNode,
     StopNode,
-    TaskExit,
 )
 
 _log = logging.getLogger(__name__)
@@ -138,7 +140,7 @@ class NodeActivities:
     def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
         stopped = self._state.stopped_attempt(workload_id)
         if attempt <= stopped:
-            raise _refusal("StoppedAttempt", f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here")
+            raise _refusal(STOPPED_ATTEMPT, f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here")
 
     async def _end_older(self, workload_id: str, attempt: int) -> None:
         """Whoever asks for an attempt has given up all older ones: what still runs of them is a zombie."""
@@ -247,32 +249,18 @@ class NodeActivities:
 
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """How it ended, from the folders alone. Exits in the order in which tasks ended: the first failure first."""
-        runs = staged.runs
-        ended = [(run, end) for run in runs if (end := run.exit()) is not None]
-        stops = [stop for run in runs if (stop := run.stop()) is not None]
-        tail_bytes = min(staged.launch.logs.tail_bytes, _TAILS_BYTES // max(1, len(runs)))
-        exits = [
-            TaskExit(run.job, run.task, end.exit_code, end.signal, log_tail(run, staged.masker, tail_bytes))
-            for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
-            if end.started
-        ]
-        progress = [read_progress(run) for run in runs]
-        told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
-        return NodeOutcome(
-            machine=self._config.machine,
-            exits=exits,
-            progress=progress,
-            stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
-            notice=self._notices.current or next(told, None),
-        )
+        tail_bytes = min(staged.launch.logs.tail_bytes, _TAILS_BYTES // max(1, len(staged.runs)))
+        found = outcome(self._config.machine, staged.runs, lambda run: log_tail(run, staged.masker, tail_bytes))
+        return replace(found, notice=self._notices.current or found.notice)
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
-        staged = self._stager.load(self._state.attempt(request.workload_id, request.attempt))
-        if staged is None:
-            return NodeOutcome(self._config.machine, [], [], stopped=True)
-        outcome = self._outcome(staged)
-        outcome.stopped = True
-        return outcome
+        """`stopped` only if the stop ended something: tasks that had all ended by themselves count by how they did."""
+        folder = self._state.attempt(request.workload_id, request.attempt)
+        staged = self._stager.load(folder)
+        if staged is not None:
+            return self._outcome(staged)
+        kept = kept_outcome(self._state, folder.key)
+        return NodeOutcome(self._config.machine, [], [], stopped=True) if kept is None else kept
 
     def _ship_all(self, folder: AttemptFolder) -> None:
         staged = self._stager.load(folder)

@@ -53,6 +53,8 @@ class AgentConfig(BaseModel):
     """How often an agent that nobody attends to announces itself again."""
     keep_runs_s: float = Field(600.0, ge=0)
     """How long a run's folder is kept after all its output was shipped."""
+    keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
+    """How long exit statuses are kept after that: Temporal may ask for them when it is back, or was restored."""
     platform: str | None = None
     """Whose notices the agent listens to, by a name of `mizzen.notices` (`aws`) or of `mizzen.cadence` (`aws-spot`),
     which also tells its tasks how often they are interrupted; `detect`: the metadata servers are asked at the start.

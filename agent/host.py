@@ -19,6 +19,7 @@ from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
+from agent.outcomes import forget_outcomes, keep_outcome
 from agent.staging import Stager
 from agent.state import StateFolder
 from agent.tasks import State
@@ -222,13 +223,17 @@ async def _tidy(config: AgentConfig, state: StateFolder) -> None:
     while True:
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
-            await asyncio.to_thread(tidy, state, config.keep_runs_s)
+            await asyncio.to_thread(tidy, state, config.keep_runs_s, config.machine)
+            await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
         except OSError as error:
             _log.warning("%s: run folders could not be tidied: %s", config.machine, error)
 
 
-def tidy(state: StateFolder, keep_s: float) -> list[str]:
-    """Remove what is over, shipped and older than `keep_s` seconds; returns the attempts (`workload.attempt`)."""
+def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
+    """Remove what is over, shipped and older than `keep_s` seconds; returns the attempts (`workload.attempt`).
+
+    How the tasks on `machine` ended is kept.
+    """
     removed = []
     for attempt in state.attempts():
         age_s = attempt.age_s()
@@ -236,6 +241,7 @@ def tidy(state: StateFolder, keep_s: float) -> list[str]:
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if age_s > keep_s and over and not kept_back:
             # A late retry must be refused, for without the folder it would start the tasks anew.
+            keep_outcome(state, attempt, machine)
             state.stop_attempts(attempt.workload_id, attempt.attempt)
             attempt.remove()
             removed.append(attempt.key)

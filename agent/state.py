@@ -5,6 +5,7 @@
     incarnation                 this boot of the machine; gone after `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
     stopped/WORKLOAD            the last attempt of a workload that was told to stop: it and older ones are refused
+    outcomes/WORKLOAD.ATTEMPT.json     how an attempt's tasks ended whose folder was tidied away (`agent.outcomes`)
     runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json
     runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
@@ -103,7 +104,7 @@ class StateFolder:
         self._fence = threading.Lock()
         # Tasks of other users must be able to pass through, and to see nothing.
         self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
-        for name in ("runs", "stopped"):
+        for name in ("runs", "stopped", "outcomes"):
             (self.path / name).mkdir(mode=0o711, exist_ok=True)
 
     def acquire(self, patience_s: float = 15.0) -> None:

@@ -35,6 +35,7 @@ SUITES = {
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",
     "end-to-end": "end_to_end",
+    "backlog": "backlog",
     "memory": "memory",
 }
 """Name to module, in the order in which they run."""

@@ -48,6 +48,10 @@ class WorkloadInput:
     """Number of the last attempt that was awarded: the fencing number of its tasks."""
     placed: bool = False
     """Started anew for a workload whose earlier workflow is gone: `attempt` may still hold slots and run tasks."""
+    ready: bool = False
+    """With `placed`: the attempt holds all its slots."""
+    stopping: bool = False
+    """With `placed`: the attempt's tasks were told to save and stop."""
     failures: int = 0
     """Failures of the user's own so far."""
     hangs: int = 0
@@ -279,7 +283,7 @@ class NodeHeartbeat:
 
 @dataclass
 class NodeOutcome:
-    """How a node's tasks ended. `stopped` if the agent was told to stop them before they had all ended.
+    """How a node's tasks ended. `stopped` if the agent was told to stop them before they had all ended by themselves.
 
     As soon as one task fails the agent stops the others of its node and returns; the workflow stops the other nodes.
     """
@@ -290,6 +294,10 @@ class NodeOutcome:
     stopped: bool = False
     notice: NoticeReport | None = None
     """The platform's word that it takes this machine, heard by the agent or by a task, if there was one."""
+
+
+STOPPED_ATTEMPT = "StoppedAttempt"
+"""The type of the error with which an agent refuses an attempt that it was told to stop."""
 
 
 @dataclass

@@ -5,6 +5,8 @@ REGION = "MizzenRegion"
 PHASE = "MizzenPhase"
 PRIORITY = "MizzenPriority"
 REASON = "MizzenReason"
+NAME = "MizzenName"
+ATTEMPT = "MizzenAttempt"
 
-KEYWORDS = (TENANT, REGION, PHASE, REASON)
-INTEGERS = (PRIORITY,)
+KEYWORDS = (TENANT, REGION, PHASE, REASON, NAME)
+INTEGERS = (PRIORITY, ATTEMPT)

@@ -78,10 +78,27 @@ class LifecycleSettings(_Section):
     cordon_after_failed_gangs: int = Field(3, gt=0)
     collect_interval_s: float = Field(10.0, gt=0)
     """How often progress is read from heartbeats."""
+    collect_at_most: int = Field(200, gt=0)
+    """Workloads whose progress is read at a time; with more that run, each is read less often."""
     keep_finished_s: float = Field(14 * 86400.0, gt=0)
     """How long logs and checkpoints of finished workloads are kept."""
     keep_records_s: float = Field(90 * 86400.0, gt=0)
     """How long finished workloads stay listed."""
+
+
+class ReconcileSettings(_Section):
+    """Comparing Temporal with Postgres, which repairs workflows that are gone or were rolled back."""
+
+    interval_s: float = Field(10.0, gt=0)
+    """Between two comparisons."""
+    budget: float = Field(0.02, gt=0, le=1)
+    """The part of the time that comparing may take: after a long comparison the pause is longer."""
+    disagree_s: float = Field(30.0, ge=0)
+    """How long a workflow must disagree with Postgres, unchanged, before it is repaired: listings lag."""
+    sweep_s: float = Field(600.0, gt=0)
+    """All workflows are listed at least this often, also where their count gives no reason."""
+    singletons_s: float = Field(5.0, gt=0)
+    """How often the workflows, schedules and search attributes of the installation are asserted."""
 
 
 class CopySettings(_Section):
@@ -189,6 +206,7 @@ class Settings(_Section):
     api: ApiSettings = ApiSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
+    reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
     tetris: TetrisSettings = TetrisSettings()
     fleet: Path | None = None

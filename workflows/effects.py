@@ -11,7 +11,7 @@ from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUp
 with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol import Activity, NodeOutcome, StopNode
-    from domain.search_attributes import PHASE, PRIORITY, REASON, REGION
+    from domain.search_attributes import ATTEMPT, PHASE, PRIORITY, REASON, REGION
 
 T = TypeVar("T")
 
@@ -89,14 +89,18 @@ _KEYWORDS = {
     "reason": SearchAttributeKey.for_keyword(REASON),
 }
 _PRIORITY = SearchAttributeKey.for_int(PRIORITY)
+_ATTEMPT = SearchAttributeKey.for_int(ATTEMPT)
 
 
-def show_in_temporal(*, rank: int | None = None, **values: str) -> None:
-    """Sets search attributes by which operators filter in Temporal's UI: `region`, `phase`, `reason`, and the rank.
+def show_in_temporal(*, rank: int | None = None, attempt: int | None = None, **values: str) -> None:
+    """Sets search attributes: `region`, `phase`, `reason`, the rank and the attempt's number.
 
-    The tenant is there from the start of the workflow.
+    Operators filter by them in Temporal's UI, and reconciling compares phase and attempt with Postgres. All of them,
+    with tenant and name, are there from the start of the workflow (`activities.starting`).
     """
     updates: list[SearchAttributeUpdate[Any]] = [_KEYWORDS[name].value_set(value) for name, value in values.items()]
     if rank is not None:
         updates.append(_PRIORITY.value_set(rank))
+    if attempt is not None:
+        updates.append(_ATTEMPT.value_set(attempt))
     workflow.upsert_search_attributes(updates)

@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
 with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol import (
+        STOPPED_ATTEMPT,
         Activity,
         LaunchPlan,
         NodeLaunch,
@@ -57,6 +58,10 @@ class GangEnd:
     first_failure: Failure
     refused: LaunchFailure | None = None
     """A machine would not run its tasks, and no task failed by itself."""
+    stopped_before: bool = False
+    """An agent had stopped it before this workflow asked for anything, and no task failed by itself."""
+    failed: bool = False
+    """A task failed by itself: not because it was told to stop."""
     noticed: Reason | None = None
     """A platform said that it takes one of its machines."""
     progress: tuple[TaskProgress, ...] = field(default=())
@@ -76,6 +81,7 @@ class Gang:
         self._lost: str | None = None
         self._refused: LaunchFailure | None = None
         self._stopping = False
+        self._stopped_before = False
         self.silent: set[str] = set()
         """Machines whose agents could not be asked: tasks may still run there."""
 
@@ -89,6 +95,8 @@ class Gang:
             if isinstance(answer, NodePrepared):
                 for job, port in answer.ports.items():
                     self._masters[job] = f"{answer.address}:{port}"
+            elif isinstance(answer, ActivityError) and _stopped_before(answer):
+                self._stopped_before = True
             elif isinstance(answer, ActivityError):
                 failed = failed or self._why_not_started(node.machine, answer)
             elif isinstance(answer, BaseException):
@@ -117,6 +125,11 @@ class Gang:
         detail = {"machine": machine, "error": str(error.cause or error)[:500]}
         return LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), machine)
 
+    @property
+    def stopped_before(self) -> bool:
+        """Whether an agent has stopped this attempt already: at the word of an earlier workflow of the workload."""
+        return self._stopped_before
+
     def start(self) -> None:
         """Starts every node's tasks: one long activity for each node."""
         for node in self._plan.nodes:
@@ -140,7 +153,9 @@ class Gang:
             )
         except ActivityError as error:
             outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
-            if isinstance(error.cause, ApplicationError):
+            if _stopped_before(error):
+                self._stopped_before = True
+            elif isinstance(error.cause, ApplicationError):
                 self._refused = self._refused or self._why_not_started(machine, error)
             else:
                 self._lost = self._lost or machine
@@ -222,6 +237,8 @@ class Gang:
             lost_machine=lost,
             first_failure=self._first_failure([e for _, e in exits]),
             refused=None if failed else self._refused,
+            stopped_before=self._stopped_before and not failed,
+            failed=failed,
             noticed=self.noticed,
             progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
         )
@@ -238,3 +255,8 @@ class Gang:
         if not bad:
             return Failure("?", "an unknown status", "")
         return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, bad[0].log_tail)
+
+
+def _stopped_before(error: ActivityError) -> bool:
+    """Whether an agent refuses an attempt because it was told to stop it."""
+    return isinstance(error.cause, ApplicationError) and error.cause.type == STOPPED_ATTEMPT

@@ -1,4 +1,4 @@
-"""Housekeeping: reads progress, repairs what disagrees, and deletes what has been kept long enough."""
+"""Housekeeping: reads progress, and deletes what has been kept long enough."""
 
 from datetime import timedelta
 
@@ -13,6 +13,8 @@ ROUNDS = 500
 """After so many rounds the history is continued in a new one."""
 REMOVES_REPLICAS = "removes-replicas"
 """Patch: rounds that expire what was kept long enough also delete replicas whose time is over."""
+RECONCILES_APART = "reconciles-apart"
+"""Patch: reconciling has a loop of its own (`activities.reconcile`), which does not depend on Temporal's state."""
 _EXPIRE_EVERY = 30
 _TRIES = 3
 """What fails this often in a row is left for the next round: it must not keep the others from their turn."""
@@ -24,10 +26,11 @@ class HousekeepingWorkflow:
 
     @workflow.run
     async def run(self) -> None:
-        """Rounds of collect and reconcile; every so many, expire and remove. Collecting says how long to rest."""
+        """Rounds of collect; every so many, expire and remove. Collecting says how long to rest."""
         for round_ in range(ROUNDS):
             rest_s = await self._do(Activity.COLLECT)
-            await self._do(Activity.RECONCILE)
+            if not workflow.patched(RECONCILES_APART):
+                await self._do(Activity.RECONCILE)
             if round_ % _EXPIRE_EVERY == _EXPIRE_EVERY - 1:
                 await self._do(Activity.EXPIRE)
                 if workflow.patched(REMOVES_REPLICAS):

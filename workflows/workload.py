@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
+from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.phases import Phase
+    from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import (
         Activity,
         CheckpointCopy,
@@ -38,6 +39,8 @@ UNLOADABLE_IN_A_ROW = 2
 """A workload whose checkpoints cannot be loaded so often in a row has failed: each restart would find the same."""
 MINDS_REPORTS = "minds-notices-and-loads"
 """Patch: how an attempt ended is also judged by what its tasks report of notices and of loading."""
+TAKES_OVER = "takes-over-attempts"
+"""Patch: a workflow that replaces one that is gone goes on with the attempt, instead of stopping its tasks."""
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two attempts."""
 _REMEMBERED_MAIL = 100
@@ -90,12 +93,11 @@ class WorkloadWorkflow:
     @workflow.run
     async def run(self, state: WorkloadInput) -> str:
         """Runs the workload to its end; the final phase is the result."""
-        if state.placed:
-            await self._clear_leftover()
+        taken_over = await self._take_over() if state.placed else None
         while True:
-            end = await self._one_attempt()
+            end, taken_over = taken_over or await self._one_attempt(), None
             show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
-            if end.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED):
+            if end.phase in TERMINAL_PHASES:
                 await self._flushes.ended()
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 return end.phase.value
@@ -123,7 +125,10 @@ class WorkloadWorkflow:
         self._state.attempt = mail.attempt
         self._gang = None
         show_in_temporal(
-            phase=Phase.PLACING.value, region=str(mail.detail.get("region", "")), rank=mail.detail.get("rank")
+            phase=Phase.PLACING.value,
+            region=str(mail.detail.get("region", "")),
+            rank=mail.detail.get("rank"),
+            attempt=mail.attempt,
         )
         end = await self._placed(ready=bool(mail.detail.get("ready")))
         await self._release(end)
@@ -176,6 +181,8 @@ class WorkloadWorkflow:
         if isinstance(failed, Mail):
             await gang.stop(0.0, lost=self._lost_machine(failed))
             return self._stopped_early(failed)
+        if gang.stopped_before:
+            return await self._wind_up(gang, plan)
         if failed is not None:
             await gang.stop(0.0)
             return Ending(Phase.PENDING, failed.reason, (), failed.blames_machine)
@@ -294,6 +301,8 @@ class WorkloadWorkflow:
             return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
         if mail is None and end.refused is not None:
             return Ending(Phase.PENDING, end.refused.reason, end.progress, end.refused.blames_machine)
+        if mail is None and end.stopped_before:
+            return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
         if mail is None:
             return self._failed(end, plan)
         why = self._why_stopped(mail, plan, started)
@@ -389,12 +398,36 @@ class WorkloadWorkflow:
         request = TransitionRequest(self._state.workload_id, self._state.attempt, phase.value, reason.to_json())
         return await record(Activity.TRANSITION, request, bool)
 
-    async def _clear_leftover(self) -> None:
-        """This workflow replaces one that is gone while an attempt was placed: stops that attempt and releases it."""
+    # ------------------------------------------------------------------------------------------------ gone workflows
+
+    async def _take_over(self) -> Ending | None:
+        """This workflow replaces one that is gone while an attempt was placed: it brings that attempt to its end.
+
+        Every effect on the way from the award to running tasks is idempotent, and agents re-attach to tasks that run or
+        have ended. So the successor does all of it again, and nothing that runs is stopped. Where the tasks were told
+        to stop, or where an effect is refused for good, it stops what is left instead (`_wind_up`).
+        """
         stage = StageRequest(self._state.workload_id, self._state.attempt)
-        plan = await record(Activity.STAGE, stage, LaunchPlan)
-        gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        taken_over = workflow.patched(TAKES_OVER)
+        end: Ending | None = None
+        if taken_over and not self._state.stopping:
+            try:
+                end = await self._placed(ready=self._state.ready)
+            except FailureError as error:
+                workflow.logger.warning("attempt %d cannot be taken over: %s", self._state.attempt, error)
+        if end is None:
+            plan = await record(Activity.STAGE, stage, LaunchPlan)
+            gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
+            end = await self._wind_up(gang, plan)
+        await self._release(end)
+        self._state.placed = False
+        return end if taken_over or end.phase in TERMINAL_PHASES else None
+
+    async def _wind_up(self, gang: Gang, plan: LaunchPlan) -> Ending:
+        """Stops what is left of an attempt. Tasks that had all ended by themselves count as usual."""
         await gang.stop(plan.grace_s)
         end = await gang.result()
-        await self._release(Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress))
-        self._state.placed = False
+        mail = await self._next_mail({MailKind.CANCEL}) if self._has_mail({MailKind.CANCEL}) else None
+        if mail is not None or end.all_succeeded or end.failed:
+            return self._judge(end, plan, mail, False, workflow.time())
+        return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)

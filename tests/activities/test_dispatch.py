@@ -196,7 +196,6 @@ async def test_rows_that_mean_nothing_are_set_aside(
         ("mail", name, {"kind": "love", "attempt": 0, "detail": {}}),
         ("mail", name, {"kind": "cancel"}),
         ("mail", None, {"kind": "cancel", "attempt": 0, "detail": {}}),
-        ("start", name, {"spell": 1}),
         ("start", None, {}),
         ("replicate", None, {"table": "words"}),
     ]

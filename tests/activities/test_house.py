@@ -7,24 +7,19 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import text
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities.dispatch import Dispatcher
 from activities.house import HouseActivities
 from activities.roles import control_worker
 from domain import ids
 from domain.phases import Phase
-from domain.protocol import MailKind
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
-from infra.db import outbox
-from infra.db.logs import Outbox
-from infra.db.models import Attempt, Replica, Workload
-from infra.db.nights import begin_night
+from infra.db.models import Attempt
 from tests.activities.agents import Agent
-from tests.activities.temporal import dispatching, end_all, told_workload, until
+from tests.activities.temporal import dispatching, end_all, until
 from tests.activities.world import World, job
 
 M, M2 = "r/c/m", "r/c/m2"
@@ -205,98 +200,17 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     assert site.town.attempt(other).last_step == 7 and site.town.attempt(workload).last_step is None
 
 
-# ----------------------------------------------------------------------------------------------------------- reconcile
-
-
-@pytest.fixture
-def house(town: World, client: Client) -> HouseActivities:
-    """Housekeeping of the town, without any workflow's worker."""
-    return HouseActivities(town.engine, town.settings, client)
-
-
-def _age(world: World) -> None:
-    """Nothing has happened for a while, and all mail was delivered."""
-    world.delivered()
-    with world.session() as session:
-        session.execute(text("update event set at = at - interval '31 seconds'"))
-
-
-async def _deliver(world: World, url: str, client: Client) -> None:
-    await Dispatcher(world.engine, url, client)._deliver_batch()
-
-
-@pytest.mark.parametrize("placed", [False, True])
-async def test_a_workflow_that_is_gone_is_started_anew(
-    town: World, house: HouseActivities, client: Client, database_url: str, placed: bool
-) -> None:
-    """A live workload whose workflow was terminated, or is unknown, gets a new one with the state that Postgres has."""
-    terminated = town.running() if placed else town.submit()
-    unknown = town.running() if placed else town.submit()
-    with town.session() as session:
-        session.execute(text("update outbox set delivered_at = now() where workload = :w"), {"w": unknown})
-    await _deliver(town, database_url, client)
-    _age(town)
-    await client.get_workflow_handle(ids.workload_workflow_id(terminated)).terminate()
-    await ActivityEnvironment().run(house.reconcile)
-    await _deliver(town, database_url, client)
-    for workload in (terminated, unknown):
-        state = (await told_workload(client, workload)).state
-        assert (state["workload_id"], state["attempt"], state["placed"]) == (workload, int(placed), placed)
-
-
-async def test_who_is_well_is_left_alone(
-    town: World, house: HouseActivities, client: Client, database_url: str
-) -> None:
-    """No workflow is started for a workload whose workflow runs, whose start or mail is on its way, or that ended."""
-    runs, starting, told, fresh, ended = (town.submit() for _ in range(5))
-    with town.session() as session:
-        session.execute(text("update outbox set delivered_at = now() where workload <> :w"), {"w": runs})
-    await _deliver(town, database_url, client)
-    town.change(ended, Phase.CANCELLED)
-    _age(town)
-    town.submit(id_=f"{town.prefix}-new")
-    town.delivered()
-    with town.session() as session:
-        session.execute(text("update event set at = now() where workload = :w"), {"w": fresh})
-        outbox.start_workload(session, starting)
-        outbox.mail(session, told, MailKind.CANCEL, 0, by="x")
-    await ActivityEnvironment().run(house.reconcile)
-    assert town.put_out("start") == 7
-    with town.session() as session:
-        due = session.scalars(select(Outbox.workload).where(Outbox.delivered_at.is_(None))).all()
-    assert sorted(filter(None, due)) == sorted([starting, told])
-
-
-async def test_copies_and_a_night_that_are_gone_go_on(town: World, house: HouseActivities) -> None:
-    """A copy without its workflow gets a new one, but for what a night copies; so does an open night."""
-    town.region("s")
-    for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
-        town.table(table, 10, "r")
-        with town.session() as session:
-            session.add(Replica(data_table=table, region="s", state=state, made_by=made_by))
-    with town.session() as session:
-        begin_night(session, f"{town.prefix}-night", 3600.0, dry_run=False)
-    town.delivered()
-    await ActivityEnvironment().run(house.reconcile)
-    with town.session() as session:
-        due = session.execute(
-            select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None)).order_by(Outbox.id)
-        ).all()
-    told = [(kind, body) for kind, body in due if kind in ("replicate", "night")]
-    assert told == [
-        ("replicate", {"table": "a", "source": "r", "target": "s", "share": "on demand"}),
-        ("night", {"night": f"{town.prefix}-night"}),
-    ]
-
-
-async def test_a_workload_that_is_older_than_its_records(town: World, house: HouseActivities) -> None:
-    """A live workload of which nothing was recorded for longer than records are kept is still looked after."""
-    workload = town.submit()
-    town.delivered()
-    town.alter(Workload, workload, submitted_at=text("now() - interval '1 year'"))
-    with town.session() as session:
-        session.execute(text("delete from event"))
-    await ActivityEnvironment().run(house.reconcile)
-    with town.session() as session:
-        rows = session.scalars(select(Outbox.workload).where(Outbox.delivered_at.is_(None))).all()
-    assert rows == [workload]
+async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:
+    """With more running workloads than are read in a round, each has its turn in the next ones."""
+    lifecycle = site.town.settings.lifecycle.model_copy(update={"collect_at_most": 1})
+    site.house = HouseActivities(
+        site.town.engine, site.town.settings.model_copy(update={"lifecycle": lifecycle}), site.client
+    )
+    workloads = [await site.placed() for _ in range(2)]
+    for workload in workloads:
+        await site.agent(workload).beats(workload, step=7)
+    seen = []
+    for _ in range(3):
+        await site.collect()
+        seen.append([site.town.attempt(w).last_step for w in workloads])
+    assert seen == [[7, None], [7, 7], [7, 7]]

@@ -18,6 +18,7 @@ import pytest
 from nacl.public import PublicKey, SealedBox
 
 from agent import host, sealed, tasks
+from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import archive_key, machine_workflow_id
@@ -361,18 +362,38 @@ async def test_tasks_of_another_user(temporal_address: str, request: pytest.Fixt
 
 
 async def test_finished_runs_are_tidied(lab: Lab) -> None:
-    """A run's folder goes some time after everything is shipped, not before, and a late retry is refused."""
+    """A run's folder goes some time after everything is shipped, not before, and a late retry is refused.
+
+    How it ended is known for longer: a workflow may ask when Temporal's state was lost meanwhile.
+    """
     config = lab.config()
     launch = description(lab.region, config, "echo x")
     lab.write(launch)
     state = StateFolder(config.state_dir)
     async with lab.agent(config):
         await (await lab.run(launch, config.machine)).result(NodeOutcome)
-        assert host.tidy(state, 600.0) == []
-        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0) == [f"{launch.workload_id}.1"])
+        assert host.tidy(state, 600.0, config.machine) == []
+        tidied = [f"{launch.workload_id}.1"]
+        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0, config.machine) == tidied)
         assert state.attempts() == []
         failure = await (await lab.run(launch, config.machine)).failure()
         assert failure.type == "StoppedAttempt"
+        late = await lab.stop(launch, config.machine, 0.0)
+        assert ([e.exit_code for e in late.exits], late.stopped) == ([0], False)
+        forget_outcomes(state, 0.0)
+        assert (await lab.stop(launch, config.machine, 0.0)).exits == []
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_a_stop_that_comes_too_late_tells_the_truth(lab: Lab, code: int) -> None:
+    """Tasks that had ended by themselves, well or badly, before their stop was asked for were not stopped."""
+    config = lab.config()
+    launch = description(lab.region, config, f"exit {code}")
+    lab.write(launch)
+    async with lab.agent(config):
+        await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        late = await lab.stop(launch, config.machine, 0.0)
+    assert ([e.exit_code for e in late.exits], late.stopped) == ([code], False)
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 30.0])

@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from domain.ids import agent_queue
 from domain.protocol import (
+    STOPPED_ATTEMPT,
     Activity,
     Attend,
     NodeHeartbeat,
@@ -84,6 +84,10 @@ class Agent:
         """The newest attempt's task has reported this."""
         self._attempts[self._newest].progress = [TaskProgress("main", self._task, **progress)]
 
+    def was_told_to_stop(self) -> None:
+        """The newest attempt's task was told to stop, by a workflow that is gone."""
+        self._attempts[self._newest].told = True
+
     def ends(
         self,
         exit_code: int | None = 0,
@@ -141,6 +145,7 @@ class Agent:
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
         await self._begin(Activity.PREPARE_NODE, request)
+        self._refuse_stopped(request.attempt)
         return NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
 
     @activity.defn(name=Activity.RUN_NODE.value)
@@ -148,6 +153,7 @@ class Agent:
         run = self._attempts[request.attempt]
         self._newest = request.attempt
         await self._begin(Activity.RUN_NODE, request)
+        self._refuse_stopped(request.attempt)
         run.started = run.watched = True
         try:
             await self._beat_until(Activity.RUN_NODE, lambda: run.outcome is not None or run.told, run)
@@ -163,7 +169,7 @@ class Agent:
         # Heard last: the test server refuses to cancel an activity whose end is on its way, unlike a real one.
         await self._beat_until(Activity.STOP_NODE, lambda: not run.watched)
         await asyncio.sleep(_LOOK_S)
-        return replace(run.outcome, stopped=True) if run.outcome is not None else self._told(run)
+        return run.outcome or self._told(run)
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
@@ -191,6 +197,10 @@ class Agent:
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._busy -= 1
+
+    def _refuse_stopped(self, attempt: int) -> None:
+        if self._attempts[attempt].told:
+            raise ApplicationError("it was stopped here", type=STOPPED_ATTEMPT, non_retryable=True)
 
     def _told(self, run: _Attempt) -> NodeOutcome:
         exits = [TaskExit("main", self._task, signal=15)] if run.started else []

@@ -31,8 +31,8 @@ async def server() -> AsyncIterator[Server]:
         yield opened
 
 
-async def test_rounds_collect_and_reconcile_and_now_and_then_expire(server: Server) -> None:
-    """Each round collects and reconciles and rests for as long as collecting says; every thirtieth one expires."""
+async def test_rounds_collect_and_now_and_then_expire(server: Server) -> None:
+    """Each round collects and rests for as long as collecting says; every thirtieth one expires."""
     environment, client = server
     house = House()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
@@ -40,22 +40,21 @@ async def test_rounds_collect_and_reconcile_and_now_and_then_expire(server: Serv
         await until(lambda: len(house.calls) >= 2, "the first round")
         while Activity.EXPIRE.value not in house.names():
             await environment.sleep(timedelta(seconds=2))
-        await until(lambda: len(house.calls) >= 62, "thirty rounds")
+        await until(lambda: len(house.calls) >= 32, "thirty rounds")
     last = ["house.expire", "house.remove_replicas"]
-    assert house.names()[:62] == 30 * ["house.collect", "house.reconcile"] + last
+    assert house.names()[:32] == 30 * ["house.collect"] + last
 
 
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
-    """Collecting that fails time and again does not keep reconciling from its turn, and is tried in the next round."""
+    """Collecting that fails time and again does not end the rounds: it is tried in the next one."""
     environment, client = server
     house = House()
     house.errors[Activity.COLLECT] = [RuntimeError("no such table") for _ in range(3)]
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
         await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
-        while len(house.calls) < 6:
+        while len(house.calls) < 5:
             await environment.sleep(timedelta(seconds=2))
-    expected = ["house.collect"] * 3 + ["house.reconcile", "house.collect", "house.reconcile"]
-    assert house.names()[:6] == expected
+    assert house.names()[:5] == ["house.collect"] * 5
 
 
 async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +66,10 @@ async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch
     runner = UnsandboxedWorkflowRunner()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all(), runner):
         handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
-        while len(house.calls) < 10:
+        while len(house.calls) < 5:
             await environment.sleep(timedelta(seconds=2))
         assert (await client.get_workflow_handle("house").describe()).run_id != handle.first_execution_run_id
-    assert house.names()[:10] == 5 * ["house.collect", "house.reconcile"]
+    assert house.names()[:5] == 5 * ["house.collect"]
 
 
 async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> None:

@@ -123,9 +123,9 @@ async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> No
 
 @goes(*RUNNING, "succeeded completed")
 async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life) -> None:
-    """Phase, reason, region and rank show as search attributes."""
+    """Phase, reason, region, rank and attempt show as search attributes."""
     life = real_life
-    placed = {"MizzenRegion": "east", "MizzenPriority": 3}
+    placed = {"MizzenRegion": "east", "MizzenPriority": 3, "MizzenAttempt": 1}
     await running(life)
     assert await shown(life) == placed | {"MizzenPhase": "running", "MizzenReason": "starting_tasks"}
     await ends_well(life)
@@ -183,48 +183,116 @@ async def test_errors_that_pass_end_nothing(life: Life) -> None:
     assert life.stopped() == [[(1, 5.0), (1, 5.0)], [(1, 5.0), (1, 5.0)]]
 
 
-@goes("pending", "placing awarded", LEFTOVER, *AGAIN, "succeeded completed")
-async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_clears_up(life: Life) -> None:
-    """A refused effect fails the workflow for all to see, instead of hanging; its replacement frees what it held."""
+@goes("pending", "placing awarded", "provisioning starting_tasks", "running starting_tasks", "succeeded completed")
+async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_goes_on(life: Life) -> None:
+    """A refused effect fails the workflow for all to see, instead of hanging; its replacement tries again."""
     life.facts.errors[Activity.STAGE] = [ApplicationError("holds nothing", non_retryable=True)]
     await life.award()
     with pytest.raises(WorkflowFailureError):
         await life.result()
-    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
-    await life.reaches(Phase.PREEMPTED)
-    await running(life)
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=True))
+    await life.runs()
     await ends_well(life)
 
 
 # -------------------------------------------------------------------------------------------------- gone workflows
 
 
+async def replaced(life: Life, *, ready: bool = True, stopping: bool = False) -> None:
+    """Its workflow is gone, and started anew as Postgres has it."""
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping))
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs(life: Life) -> None:
+    """Started for a running workload whose workflow is gone, it takes hold of the tasks, and stops none."""
+    await running(life)
+    await life.handle.terminate()
+    await replaced(life)
+    for agent in life.agents:
+        await life.asks(agent, Activity.RUN_NODE, 2)
+    await ends_well(life)
+    assert life.stopped() == [[], []]
+    assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "succeeded")]
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_tasks_that_ended_while_the_workflow_was_gone_do_not_run_again(life: Life) -> None:
+    """A gang all of whose tasks ended well while nobody watched has succeeded."""
+    await running(life)
+    await life.handle.terminate()
+    await ends_unseen(life, 0)
+    await replaced(life)
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_failure_while_the_workflow_was_gone_counts(life: Life) -> None:
+    """A task that failed while nobody watched counts as a failure, as it would have counted live."""
+    life.plan.retries = 0
+    await running(life)
+    await life.handle.terminate()
+    await ends_unseen(life, 3)
+    await replaced(life)
+    assert await life.result() == "failed"
+
+
+async def ends_unseen(life: Life, exit_code: int) -> None:
+    """The tasks end after the agents have let go of the workflow's activities."""
+    for agent in life.agents:
+        await agent.loses_touch()
+        agent.ends(exit_code)
+
+
 @goes(*RUNNING, LEFTOVER, *AGAIN, "succeeded completed")
-async def test_a_workflow_that_replaces_one_that_is_gone_stops_what_runs_first(life: Life) -> None:
-    """Started for a running workload whose workflow is gone, it stops and releases that attempt; the next one runs."""
+async def test_an_attempt_that_was_told_to_stop_is_wound_up(life: Life) -> None:
+    """What Postgres says was told to stop is stopped, and runs again."""
+    await wound_up(life, stopping=True)
+
+
+@goes(*RUNNING, LEFTOVER, *AGAIN, "succeeded completed")
+async def test_an_attempt_that_agents_refuse_as_stopped_is_wound_up(life: Life) -> None:
+    """What agents say was told to stop is stopped, and runs again; no machine is blamed."""
+    await wound_up(life, stopping=False)
+
+
+async def wound_up(life: Life, *, stopping: bool) -> None:
+    """A gang that was told to stop before its workflow was gone."""
     await running(life)
     for agent in life.agents:
         agent.reports(step=7, checkpoint_step=5)
     await life.handle.terminate()
-    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
+    for agent in life.agents:
+        agent.was_told_to_stop()
+    await replaced(life, stopping=stopping)
     await life.reaches(Phase.PREEMPTED)
-    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [5, 5]
+    assert life.facts.releases[0].blames_machine is None
     await running(life)
     await ends_well(life)
 
 
-@goes("pending", "placing waiting_for_victims", LEFTOVER, "cancelled cancelled_by_user")
-async def test_a_replacement_clears_an_attempt_that_never_started(life: Life) -> None:
-    """What was only placed is released the same way, though a machine of it is gone; then mail is heard."""
-    life.plan.node_lost_after_s = 0.5
+@goes(*RUNNING, "succeeded completed")
+async def test_an_attempt_that_ended_before_its_stop_has_succeeded(life: Life) -> None:
+    """Tasks that had all ended well when their stop was lost with its workflow do not run again."""
+    await running(life)
+    await life.handle.terminate()
+    await ends_unseen(life, 0)
+    for agent in life.agents:
+        agent.was_told_to_stop()
+    await replaced(life, stopping=True)
+    assert await life.result() == "succeeded"
+
+
+@goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
+async def test_a_replacement_waits_for_what_the_attempt_waited_for(life: Life) -> None:
+    """What was only placed waits for its slots, and hears mail meanwhile."""
     await life.award(ready=False)
     await life.handled()
     await life.handle.terminate()
-    await life.agents[1].goes()
-    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True))
+    await replaced(life, ready=False)
     await life.mail(MailKind.AWARDED, 1, ready=False, region="east")
     await life.mail(MailKind.CANCEL, 0)
     assert await life.result() == "cancelled"
-    assert life.stopped() == [[(1, 5.0)], []]
-    assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "preempted")]
+    assert life.stopped() == [[], []]
+    assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "cancelled")]

@@ -1,0 +1,341 @@
+"""Reconciling Temporal with Postgres: workflows that are gone, that lag behind, or that outlived their workload.
+
+Temporal may lose its state, or be rolled back by a restored backup, and Postgres says what is true. A round costs a
+handful of calls, whatever the size of the queue:
+
+1. Mail that has no effect in Postgres some time after its delivery is delivered again. A receiver drops mail that it
+   has seen.
+2. The workflows that believe their workload to be placed are listed, with the phase and attempt that they show, and
+   compared with the rows of placed workloads. A queued workload needs no comparison: whatever its workflow believes,
+   the mail of the next award has a newer attempt and is accepted.
+3. Running workflows are counted. They are listed by id only if there are fewer than live workloads, and now and then.
+
+Listings lag, and a workload may change at any moment, so a disagreement is only suspected at first. If it still
+holds, unchanged, after `disagree_s`, the workflow itself is described. If that confirms it, all its mail is delivered
+again. If the disagreement outlasts that too, the workflow is terminated, and a new one starts from the row.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, text
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
+from temporalio.common import SearchAttributeKey
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import reconcile_rows as rows
+from activities.machines import MachineActivities
+from domain import ids
+from domain.phases import PLACED_PHASES, TERMINAL_PHASES
+from domain.protocol import Attend
+from domain.search_attributes import ATTEMPT, PHASE
+from infra.config import Settings
+from infra.db.session import in_thread, transaction
+
+_log = logging.getLogger(__name__)
+_PHASE = SearchAttributeKey.for_keyword(PHASE)
+_ATTEMPT = SearchAttributeKey.for_int(ATTEMPT)
+_RUNNING = "ExecutionStatus = 'Running'"
+_WORKLOADS = f"WorkflowType = 'WorkloadWorkflow' AND {_RUNNING}"
+_PLACED = f"{_WORKLOADS} AND {PHASE} IN ({', '.join(repr(p.value) for p in sorted(PLACED_PHASES))})"
+_MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
+_COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'NightWorkflow') AND {_RUNNING}"
+_PAGE = 1000
+_AT_ONCE = 500
+"""So many suspects are asked in one round, and so many workflows started in one transaction."""
+_LEADER_LOCK = 0x6D697A7A656E01
+"""Advisory lock of the one reconciler of an installation that works."""
+
+
+class Belief(NamedTuple):
+    """What a workload's workflow shows, or what its row says."""
+
+    phase: str | None
+    attempt: int | None
+
+
+@dataclass
+class _Suspicion:
+    """Something that disagrees, since when, and whether its mail was delivered again."""
+
+    what: Hashable
+    since_s: float
+    """On the monotonic clock."""
+    told_again: bool = False
+
+
+def _belief(found: WorkflowExecution) -> Belief:
+    shown = found.typed_search_attributes
+    return Belief(shown.get(_PHASE), shown.get(_ATTEMPT))
+
+
+def _agree(fact: Belief, belief: Belief | None) -> bool:
+    """Whether a workflow believes what the row says. One of before attempts were shown is judged by its phase."""
+    return belief is not None and belief.phase == fact.phase and belief.attempt in (None, fact.attempt)
+
+
+def _workload_of(found: WorkflowExecution) -> str:
+    return found.id.removeprefix(ids.workload_workflow_id(""))
+
+
+class Suspects:
+    """What disagrees at present. One that changes, or is not named in a round, is not suspected any more."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._found: dict[str, _Suspicion] = {}
+
+    def due(self, disagree: dict[str, Hashable]) -> list[str]:
+        """Takes what disagrees now, each with how; gives those that have disagreed in the same way for long enough."""
+        now_s = self._clock()
+        kept = {}
+        for name, what in disagree.items():
+            before = self._found.get(name)
+            kept[name] = before if before is not None and before.what == what else _Suspicion(what, now_s)
+        self._found = kept
+        return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
+
+    def told_again(self, name: str) -> bool:
+        """Whether this was called for it before; gives it the same time again if not."""
+        suspicion = self._found[name]
+        before, suspicion.told_again = suspicion.told_again, True
+        if not before:
+            suspicion.since_s = self._clock()
+        return before
+
+    def clear(self, name: str) -> None:
+        """It was dealt with."""
+        self._found.pop(name, None)
+
+
+class Reconciler:
+    """Compares, and repairs towards Postgres. One works at a time, others wait to take its place."""
+
+    def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
+        self._engine = engine
+        self._settings = settings.reconcile
+        lifecycle = settings.lifecycle
+        self._client = client
+        patience_s = self._settings.disagree_s
+        self._workloads = Suspects(patience_s)
+        self._outlived = Suspects(patience_s)
+        self._copies = Suspects(patience_s)
+        self._machines = Suspects(patience_s + lifecycle.heartbeat_timeout_s + lifecycle.node_lost_after_s)
+        self._registry = MachineActivities(engine, settings)
+        self._short = False
+        self._next_sweep_s = 0.0
+
+    async def run(self) -> None:
+        """Rounds until cancelled, while this is the one that works."""
+        leader: Connection | None = None
+        try:
+            while True:
+                began_s = time.monotonic()
+                try:
+                    leader = await in_thread(self._lead, leader)
+                    if leader is not None:
+                        await self.round()
+                except Exception as error:  # Postgres or Temporal is away: the next round finds the same
+                    _log.warning("reconciling: %s; trying again", error)
+                took_s = time.monotonic() - began_s
+                await asyncio.sleep(max(self._settings.interval_s, took_s / self._settings.budget))
+        finally:
+            if leader is not None:
+                leader.close()
+
+    def _lead(self, leader: Connection | None) -> Connection | None:
+        """A connection that holds the lock; None: another process has it."""
+        try:
+            if leader is not None:
+                leader.execute(text("select 1"))
+                return leader
+        except Exception:
+            leader.invalidate() if leader is not None else None
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        if connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LEADER_LOCK}):
+            return connection
+        connection.close()
+        return None
+
+    async def round(self) -> None:
+        """One comparison of everything."""
+        await in_thread(self._tell_again)
+        await self._compare_placed()
+        await self._count()
+        await self._compare_copies()
+        await self._compare_machines()
+
+    def _tell_again(self) -> None:
+        with transaction(self._engine) as session:
+            rows.tell_again(session, self._settings.disagree_s)
+
+    # ------------------------------------------------------------------------------------------------ placed workloads
+
+    async def _compare_placed(self) -> None:
+        """Phase and attempt of all that is placed, by its row or by what its workflow believes."""
+        believed = {_workload_of(e): _belief(e) async for e in self._list(_PLACED)}
+        facts = await in_thread(self._facts, list(believed))
+        disagree: dict[str, Hashable] = {}
+        outlived: dict[str, Hashable] = {}
+        for workload, fact in facts.items():
+            belief = believed.get(workload)
+            if fact.phase in TERMINAL_PHASES:
+                outlived[workload] = belief
+            elif not _agree(fact, belief):
+                disagree[workload] = (fact, belief)
+        for workload in self._workloads.due(disagree)[:_AT_ONCE]:
+            await self._confirm(workload, facts[workload])
+        for workload in self._outlived.due(outlived)[:_AT_ONCE]:
+            await self._end_outlived(workload)
+
+    def _facts(self, workloads: list[str]) -> dict[str, Belief]:
+        with transaction(self._engine) as session:
+            found = rows.placed_or_named(session, workloads)
+        return {workload: Belief(*fact) for workload, fact in found.items()}
+
+    async def _confirm(self, workload: str, fact: Belief) -> None:
+        """Asks a suspected workflow itself. First its mail is delivered again; if that does not help it is replaced."""
+        found = await self._describe(ids.workload_workflow_id(workload))
+        if found is not None and _agree(fact, _belief(found)):
+            self._workloads.clear(workload)
+            return
+        if not await in_thread(self._is_still, workload, fact):
+            self._workloads.clear(workload)
+            return
+        if found is not None and not self._workloads.told_again(workload):
+            await in_thread(self._all_mail_again, workload)
+            return
+        if found is not None:
+            _log.warning("workload %s is %s, its workflow believes %s: replaced", workload, fact, _belief(found))
+            await self._terminate(found, "its state is not that of Postgres")
+        await in_thread(self._start_again, [workload])
+        self._workloads.clear(workload)
+
+    def _is_still(self, workload: str, fact: Belief) -> bool:
+        """Whether the row is as it was, nothing is on its way to the workflow, and nothing happened lately."""
+        with transaction(self._engine) as session:
+            return rows.is_quiet(session, workload, fact.phase, fact.attempt, self._settings.disagree_s)
+
+    def _all_mail_again(self, workload: str) -> None:
+        with transaction(self._engine) as session:
+            rows.tell_all_again(session, workload)
+
+    def _start_again(self, workloads: list[str]) -> None:
+        with transaction(self._engine) as session:
+            for workload in workloads:
+                rows.start_again(session, workload)
+
+    async def _end_outlived(self, workload: str) -> None:
+        """Terminates the workflow of a workload that has ended, unless it still waits for agents."""
+        found = await self._describe(ids.workload_workflow_id(workload))
+        if found is None or found.raw_description.pending_activities:
+            return
+        _log.warning("workload %s has ended, its workflow believes %s: terminated", workload, _belief(found))
+        await self._terminate(found, "its workload has ended")
+        self._outlived.clear(workload)
+
+    # ------------------------------------------------------------------------------------------ workflows that are gone
+
+    async def _count(self) -> None:
+        """Lists all running workflows of workloads if there are too few of them twice in a row, or now and then."""
+        live, running = await asyncio.gather(in_thread(self._live), self._client.count_workflows(_WORKLOADS))
+        short = running.count < live
+        now_s = time.monotonic()
+        if (short and self._short) or now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + self._settings.sweep_s
+            await self._sweep()
+        self._short = short
+
+    def _live(self) -> int:
+        with transaction(self._engine) as session:
+            return rows.live(session, self._settings.disagree_s)
+
+    async def _sweep(self) -> None:
+        """Starts workflows that are missing from the list of running ones. An unnecessary start changes nothing."""
+        began_s = time.monotonic()
+        running = {_workload_of(e) async for e in self._list(_WORKLOADS)}
+        took_s = time.monotonic() - began_s
+        missing = await in_thread(self._missing, running, took_s)
+        if missing:
+            _log.warning("%d workloads have no workflow: started anew", len(missing))
+        for first in range(0, len(missing), _AT_ONCE):
+            await in_thread(self._start_again, missing[first : first + _AT_ONCE])
+
+    def _missing(self, running: set[str], took_s: float) -> list[str]:
+        with transaction(self._engine) as session:
+            return rows.missing(session, running, self._settings.disagree_s + took_s)
+
+    # --------------------------------------------------------------------------------------------- copies and machines
+
+    async def _compare_copies(self) -> None:
+        """Copies of tables, and an open night, that nobody works on."""
+        wanted = await in_thread(self._wanted_copies)
+        running = {e.id async for e in self._list(_COPIES)} if wanted else set()
+        due = self._copies.due({id_: None for id_ in wanted if id_ not in running})
+        for id_ in due:
+            await in_thread(self._put_copy, wanted[id_])
+            self._copies.clear(id_)
+
+    def _wanted_copies(self) -> dict[str, rows.Wanted]:
+        with transaction(self._engine) as session:
+            return rows.wanted_copies(session)
+
+    def _put_copy(self, wanted: rows.Wanted) -> None:
+        with transaction(self._engine) as session:
+            rows.put(session, wanted)
+
+    async def _compare_machines(self) -> None:
+        """Machines without a workflow, which their agents would have started if they lived, are lost."""
+        machines = await in_thread(self._present_machines)
+        if not machines or (await self._client.count_workflows(_MACHINES)).count >= len(machines):
+            self._machines.due({})
+            return
+        running = {e.id async for e in self._list(_MACHINES)}
+        gone: dict[str, Hashable] = {
+            machine: incarnation
+            for machine, incarnation in machines.items()
+            if ids.machine_workflow_id(machine) not in running
+        }
+        for machine in self._machines.due(gone):
+            _log.warning("machine %s has no workflow, and its agent does not announce it: lost", machine)
+            await in_thread(self._registry.lost, Attend(machine, machines[machine], []))
+            self._machines.clear(machine)
+
+    def _present_machines(self) -> dict[str, str]:
+        with transaction(self._engine) as session:
+            return rows.present_machines(session)
+
+    # -------------------------------------------------------------------------------------------------------- Temporal
+
+    async def _list(self, query: str) -> AsyncIterator[WorkflowExecution]:
+        """Running workflows, page by page."""
+        iterator = self._client.list_workflows(query, page_size=_PAGE)
+        while True:
+            await iterator.fetch_next_page()
+            for execution in iterator.current_page or ():
+                yield execution
+            if not iterator.next_page_token:
+                return
+
+    async def _describe(self, workflow: str) -> WorkflowExecutionDescription | None:
+        """A workflow that runs; None: there is none."""
+        try:
+            found = await self._client.get_workflow_handle(workflow).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+        return found if found.status is WorkflowExecutionStatus.RUNNING else None
+
+    async def _terminate(self, found: WorkflowExecutionDescription, why: str) -> None:
+        """Terminates this run, and no newer one."""
+        try:
+            await self._client.get_workflow_handle(found.id, run_id=found.run_id).terminate(reason=why)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise

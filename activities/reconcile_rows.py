@@ -1,0 +1,155 @@
+"""What reconciling asks Postgres, and writes there (`activities.reconcile`)."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, func, or_, select, text
+from sqlalchemy.orm import Session
+
+from domain import ids
+from domain.phases import PLACED_PHASES
+from domain.protocol import MailKind
+from infra.db import outbox
+from infra.db.models import Machine, Replica, Table, Workload
+from infra.db.nights import open_night
+
+_PLACED = sorted(p.value for p in PLACED_PHASES)
+_AGAIN = "o.delivered_at < now() - greatest(make_interval(secs => :patience_s), o.delivered_at - o.created_at)"
+"""Delivered so long ago, and then after twice the time each: what legitimately takes long is not repeated for ever."""
+
+
+def tell_again(session: Session, patience_s: float) -> None:
+    """Has mail delivered again whose effect Postgres does not show `patience_s` seconds after its delivery.
+
+    Its receiver may have been rolled back behind it. One that has seen it drops it.
+    """
+    session.execute(
+        text(
+            "update outbox as o set delivered_at = null from workload as w"
+            f" where o.kind = 'mail' and w.id = o.workload and w.finished_at is null and {_AGAIN}"
+            " and (o.body ->> 'kind' = :cancel or (o.body ->> 'attempt')::int = w.attempt and ("
+            " o.body ->> 'kind' = any(:to_start) and w.phase = 'placing'"
+            " or o.body ->> 'kind' = any(:to_stop) and w.phase = any(:running)))"
+        ),
+        {
+            "patience_s": patience_s,
+            "cancel": MailKind.CANCEL.value,
+            "to_start": [MailKind.AWARDED.value, MailKind.SLOTS_READY.value],
+            "to_stop": [k.value for k in (MailKind.EVICT, MailKind.PREEMPT, MailKind.MACHINE_LOST, MailKind.HUNG)],
+            "running": [p for p in _PLACED if p != "checkpointing"],
+        },
+    )
+    session.execute(
+        text(
+            "update outbox as o set delivered_at = null from allocation as a join machine as m on m.id = a.machine"
+            f" where o.kind = 'unconfirmed' and {_AGAIN.replace(':patience_s', _WITH_GRACE)}"
+            " and o.body ->> 'machine' = a.machine and o.body ->> 'run' = a.workload || '.' || a.attempt"
+            " and a.released_at is not null and a.stopped_at is null and m.state <> 'lost'"
+        ),
+        {"patience_s": patience_s},
+    )
+
+
+_WITH_GRACE = ":patience_s + coalesce((o.body ->> 'grace_s')::float, 0)"
+
+
+def tell_all_again(session: Session, workload: str) -> None:
+    """Has all mail about a workload's present attempt delivered again."""
+    session.execute(
+        text(
+            "update outbox as o set delivered_at = null from workload as w"
+            " where w.id = :workload and o.workload = w.id and o.kind = 'mail'"
+            " and (o.body ->> 'attempt')::int in (0, w.attempt)"
+        ),
+        {"workload": workload},
+    )
+
+
+def start_again(session: Session, workload: str) -> None:
+    """Has a live workload's workflow started anew, and its mail delivered again."""
+    row = session.get(Workload, workload, with_for_update=True)
+    if row is not None and row.finished_at is None:
+        tell_all_again(session, workload)
+        outbox.start_workload(session, workload, attempt=row.attempt, placed=row.phase in PLACED_PHASES)
+
+
+def placed_or_named(session: Session, names: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Phase and attempt of all placed workloads and of those of `names` that exist, by id."""
+    placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
+    rows = select(Workload.id, Workload.phase, Workload.attempt).where(or_(placed, Workload.id.in_(names)))
+    return {id_: (phase, attempt) for id_, phase, attempt in session.execute(rows)}
+
+
+def live(session: Session, age_s: float) -> int:
+    """How many live workloads were submitted longer than `age_s` seconds ago."""
+    old = Workload.submitted_at < _ago(age_s)
+    return session.scalar(select(func.count()).select_from(Workload).where(Workload.finished_at.is_(None), old)) or 0
+
+
+def missing(session: Session, running: Collection[str], quiet_s: float) -> list[str]:
+    """Live workloads that are not in `running`, have no mail on its way, and did not change for `quiet_s` seconds."""
+    found = session.scalars(select(Workload.id).where(Workload.finished_at.is_(None)).order_by(Workload.id))
+    return _quiet(session, [workload for workload in found if workload not in running], quiet_s)
+
+
+def is_quiet(session: Session, workload: str, phase: str | None, attempt: int | None, quiet_s: float) -> bool:
+    """Whether a live workload is in this phase and attempt, has no mail on its way, and did not change lately."""
+    row = session.get(Workload, workload)
+    if row is None or row.finished_at is not None or (row.phase, row.attempt) != (phase, attempt):
+        return False
+    return _quiet(session, [workload], quiet_s) != []
+
+
+def _quiet(session: Session, workloads: list[str], quiet_s: float) -> list[str]:
+    rows = session.scalars(
+        text(
+            "select w.id from workload as w where w.id = any(:workloads)"
+            " and not exists (select from outbox as o where o.workload = w.id and o.delivered_at is null)"
+            " and coalesce((select max(e.at) from event as e where e.workload = w.id), w.submitted_at)"
+            " <= now() - make_interval(secs => :quiet_s) order by w.id"
+        ),
+        {"workloads": workloads, "quiet_s": quiet_s},
+    )
+    return list(rows)
+
+
+def present_machines(session: Session) -> dict[str, str]:
+    """Machines that are not lost, with their incarnations."""
+    rows = session.execute(select(Machine.id, Machine.incarnation).where(Machine.state != "lost"))
+    return {row.id: row.incarnation for row in rows}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A copy of a table, or a night, that a workflow is to work on."""
+
+    night: str | None = None
+    table: str = ""
+    source: str = ""
+    target: str = ""
+
+
+def wanted_copies(session: Session) -> dict[str, Wanted]:
+    """Workflow to what it is for: replicas that are copied by workflows of their own, and an open night."""
+    own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
+    rows = session.execute(
+        select(Replica.data_table, Table.home_region, Replica.region)
+        .join(Table, Table.name == Replica.data_table)
+        .where(or_(and_(Replica.state == "copying", own), Replica.topping_up))
+    )
+    out = {ids.replica_workflow_id(t, target): Wanted(None, t, source, target) for t, source, target in rows}
+    night = open_night(session)
+    return out if night is None else out | {night.id: Wanted(night.id)}
+
+
+def put(session: Session, wanted: Wanted) -> None:
+    """Has the workflow started."""
+    if wanted.night is not None:
+        outbox.night(session, wanted.night)
+    else:
+        outbox.replicate(session, wanted.table, wanted.source, wanted.target)
+
+
+def _ago(seconds: float) -> Any:
+    return text("now() - make_interval(secs => :s)").bindparams(s=seconds)

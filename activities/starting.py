@@ -1,0 +1,111 @@
+"""Starting a workload's workflow: with its state from Postgres, and with what operators see of it in Temporal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+
+from domain import ids
+from domain.phases import PLACED_PHASES, Phase
+from domain.protocol import WorkloadInput
+from domain.reasons import ReasonCode
+from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
+from infra.db.models import Attempt, Workload
+
+_FAILURES = {ReasonCode.TASK_FAILED.value, ReasonCode.RETRIES_EXHAUSTED.value}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a live workload's workflow is started with."""
+
+    state: WorkloadInput
+    summary: str
+    memo: dict[str, Any]
+    shown: dict[str, str | int]
+    """Search attributes."""
+
+
+def read_start(session: Session, workload: str) -> Start | None:
+    """The state in which a workload's workflow is started now; None: the workload has ended, or there is none."""
+    row = session.get(Workload, workload)
+    if row is None or row.finished_at is not None:
+        return None
+    state, rank = WorkloadInput(row.id), None
+    if row.attempt > 0:
+        state, rank = _state_of(session, row)
+    code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
+    facts = {"name": row.name, "tenant": row.tenant, "region": row.region or "", "reason": code}
+    shown: dict[str, str | int] = {
+        TENANT: row.tenant, NAME: row.name, PHASE: row.phase, REASON: code, ATTEMPT: row.attempt,
+    }  # fmt: skip
+    if row.region is not None:
+        shown[REGION] = row.region
+    if rank is not None:
+        shown[PRIORITY] = rank
+    return Start(state, f"{row.name} of {row.tenant}", facts, shown)
+
+
+def _state_of(session: Session, row: Workload) -> tuple[WorkloadInput, int | None]:
+    """The state and the rank of a workload that was placed before: earlier attempts count as they did."""
+    ended_at = func.coalesce(Attempt.released_at, func.now())
+    attempts = session.execute(
+        select(
+            Attempt.attempt,
+            Attempt.outcome,
+            Attempt.ready_at,
+            Attempt.rank,
+            Attempt.released_at,
+            func.coalesce(func.extract("epoch", ended_at - Attempt.started_at), 0.0).label("ran_s"),
+        )
+        .where(Attempt.workload == row.id)
+        .order_by(Attempt.attempt.desc())
+    ).all()
+    placed = row.phase in PLACED_PHASES
+    codes = [(a.outcome or {}).get("code") for a in attempts if a.released_at is not None]
+    state = WorkloadInput(
+        row.id,
+        attempt=row.attempt,
+        placed=placed,
+        ready=placed and bool(attempts) and attempts[0].ready_at is not None,
+        stopping=row.phase == Phase.CHECKPOINTING,
+        failures=sum(code in _FAILURES for code in codes),
+        hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
+        unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
+        ran_s=sum(float(a.ran_s) for a in attempts),
+    )
+    return state, attempts[0].rank if placed and attempts else None
+
+
+def _in_a_row(codes: Sequence[str | None], code: ReasonCode) -> int:
+    """How many of the newest attempts ended with `code`; `codes` are the newest first."""
+    return len(list(takewhile(lambda found: found == code.value, codes)))
+
+
+async def start_workflow(client: Client, start: Start) -> None:
+    """Starts the workflow, if it does not run."""
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(SearchAttributeKey.for_int(name), value)
+        if isinstance(value, int)
+        else SearchAttributePair(SearchAttributeKey.for_keyword(name), value)
+        for name, value in start.shown.items()
+    ]
+    try:
+        await client.start_workflow(
+            "WorkloadWorkflow",
+            start.state,
+            id=ids.workload_workflow_id(start.state.workload_id),
+            task_queue=ids.CONTROL_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            search_attributes=TypedSearchAttributes(pairs),
+            static_summary=start.summary,
+            memo=start.memo,
+        )
+    except WorkflowAlreadyStartedError:
+        return

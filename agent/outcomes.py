@@ -1,0 +1,72 @@
+"""How an attempt's tasks on this machine ended, from their folders alone, and kept when the folders are tidied away.
+
+A workflow may ask long after the tasks have ended: Temporal may have been away, or have lost its state, meanwhile. Work
+that has ended must not be repeated then, so the exit statuses are kept much longer than logs and working directories.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from agent import shim
+from agent.progress import read_progress
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import RunFolder
+from domain.protocol import NodeOutcome, TaskExit
+
+_OUTCOME = TypeAdapter(NodeOutcome)
+
+
+def outcome(machine: str, runs: Sequence[RunFolder], tail: Callable[[RunFolder], str]) -> NodeOutcome:
+    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first.
+
+    `tail` gives the end of a task's output.
+    """
+    ended = [(run, end) for run in runs if (end := run.exit()) is not None]
+    stops = [stop for run in runs if (stop := run.stop()) is not None]
+    progress = [read_progress(run) for run in runs]
+    told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
+    return NodeOutcome(
+        machine=machine,
+        exits=[
+            TaskExit(run.job, run.task, end.exit_code, end.signal, tail(run))
+            for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
+            if end.started
+        ],
+        progress=progress,
+        stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
+        notice=next(told, None),
+    )
+
+
+def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> None:
+    """Keeps how all tasks of an attempt on `machine` ended, if they did, without their output."""
+    launch = attempt.launch()
+    if launch is None:
+        return
+    runs = [attempt.run(place.job, place.task) for place in launch.on_machine(machine)]
+    if runs and all(run.exit() is not None for run in runs):
+        body = _OUTCOME.dump_python(outcome(machine, runs, lambda _: ""), mode="json")
+        shim.write_durably(str(_file(state, attempt.key)), body)
+
+
+def kept_outcome(state: StateFolder, key: str) -> NodeOutcome | None:
+    """What was kept of an attempt (`workload.attempt`); None: nothing, or nothing that can be read."""
+    try:
+        return _OUTCOME.validate_json(_file(state, key).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def forget_outcomes(state: StateFolder, keep_s: float) -> None:
+    """Deletes what was kept for longer than `keep_s` seconds."""
+    oldest_s = time.time() - keep_s
+    for path in (state.path / "outcomes").iterdir():
+        if path.stat().st_mtime < oldest_s:
+            path.unlink(missing_ok=True)
+
+
+def _file(state: StateFolder, key: str) -> Path:
+    return state.path / "outcomes" / f"{key}.json"

@@ -1,0 +1,311 @@
+"""backlog: what a queue of 5,000 waiting workloads costs while nothing happens, and to fill and to cancel it.
+
+One `mizzen up` with default settings, on a fleet of one machine with one GPU, which one workload holds throughout. All
+others ask for that GPU, so each is pending with a reason. In one run, on one Temporal server with one SQLite setting:
+
+1. CPU seconds of the process tree of `mizzen up` for a stretch with an empty queue.
+2. 5,000 workloads are POSTed by 8 threads; CPU until all mail is delivered.
+3. CPU of the same stretch with these pending, and `GET /queue` of all of them.
+4. Each is cancelled by a request of its own, by 8 threads: from the first request until every row is `cancelled`, and
+   until none of their workflows runs.
+5. 5,000 bare workflows on the same server, which wait for a signal, are signalled and complete: from the first signal
+   to the last result. Their worker is a process of its own, and does not count as part of the tree.
+
+CPU is user and system time of every process of the tree, the reaped ones included, from /proc.
+
+    python -m bench.backlog --pending 500 --idle-s 30      # a short form
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from sqlalchemy import func, select
+from temporalio.client import Client as Temporal
+
+from bench import bare
+from bench.harness import Bench, Figure, Line, Suite, Unfit
+from infra.config import TemporalSettings
+from infra.db.logs import Outbox
+from infra.db.models import Machine, Workload
+from infra.db.session import open_engine, transaction
+from infra.stack.ports import free_port
+from infra.stack.postgres import EmbeddedPostgres
+from infra.stack.supervisor import dies_with_parent
+from infra.temporal_client import connect
+from mizzen.client import Client
+
+CLIENTS = 8
+_AT_ONCE = 200
+"""Bare workflows that are started or signalled at the same time."""
+_PATIENCE_S = 1800.0
+_READS = 5
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FLEET = """
+version: 1
+regions:
+  - name: east
+    clusters:
+      - name: a
+        machines: [{name: m, gpus: 1, gpu_type: a100, cpus: 8, memory: 16GiB}]
+"""
+PARTS = {
+    "temporal": "start-dev",
+    "worker": "server worker",
+    "api": "server api",
+    "agents": "server agents",
+    "postgres": "postgres",
+}
+"""Part of the stack to what its command line has."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    pending: int = 5000
+    idle_s: float = 300.0
+    settle_s: float = 60.0
+    """Before each idle stretch."""
+
+
+def cpu_s(root: int) -> dict[str, float]:
+    """CPU seconds that the tree below `root` has used so far, by part, and `all`."""
+    found: dict[int, tuple[int, float, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S, command
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _, _) in found.items():
+        children.setdefault(parent, []).append(pid)
+    out = dict.fromkeys([*PARTS, "rest", "all"], 0.0)
+
+    def add(pid: int, part: str) -> None:
+        _, seconds, command = found[pid]
+        # A part's processes are below it, whatever they call themselves.
+        part = part if part != "rest" else next((p for p, word in PARTS.items() if word in command), "rest")
+        out[part] += seconds
+        out["all"] += seconds
+        for child in children.get(pid, ()):
+            add(child, part)
+
+    add(root, "rest")
+    return out
+
+
+def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {part: after[part] - before[part] for part in after}
+
+
+class Stack:
+    """A `mizzen up` in a process of its own, with the bare workflows' worker beside it."""
+
+    def __init__(self, folder: Path, exit_: ExitStack) -> None:
+        names = ("port", "database-port", "temporal-port", "temporal-ui-port")
+        ports = {name: free_port() for name in names}
+        self.data = folder / "data"
+        (folder / "fleet.yaml").write_text(FLEET)
+        command = [*dies_with_parent(), sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
+        command += ["--fleet", str(folder / "fleet.yaml")]
+        for name, port in ports.items():
+            command += [f"--{name}", str(port)]
+        self._log = (folder / "up.log").open("w+")
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, start_new_session=True)
+        exit_.callback(self._stop)
+        self.url = f"http://127.0.0.1:{ports['port']}"
+        self.address = f"127.0.0.1:{ports['temporal-port']}"
+        self.engine = open_engine(EmbeddedPostgres(self.data / "postgres", ports["database-port"]).url)
+        exit_.callback(self.engine.dispose)
+        self.until(lambda: "mizzen is up" in (folder / "up.log").read_text(), 120.0)
+        self.key = (self.data / "operator.key").read_text().strip()
+        self.until(lambda: self.count(select(Machine.id).where(Machine.state == "ready")) == 1)
+        worker = subprocess.Popen([*dies_with_parent(), sys.executable, "-m", "bench.bare", self.address])
+        exit_.callback(worker.wait)
+        exit_.callback(worker.terminate)
+
+    def _stop(self) -> None:
+        for _ in range(2):  # The second time: without waiting for the workload that runs.
+            self.process.send_signal(signal.SIGINT)
+            time.sleep(1.0)
+        self.process.wait(120.0)
+
+    def client(self) -> Client:
+        """The operator's."""
+        return Client(self.url, self.key)
+
+    def count(self, rows: Any) -> int:
+        """How many rows a select gives."""
+        with transaction(self.engine) as session:
+            return int(session.scalar(select(func.count()).select_from(rows.subquery())) or 0)
+
+    def until(self, holds: Callable[[], bool], patience_s: float = _PATIENCE_S) -> None:
+        """Waits.
+
+        Raises:
+            Unfit: `mizzen up` ended, or it takes longer than `patience_s`.
+        """
+        give_up_s = time.monotonic() + patience_s
+        while not holds():
+            if time.monotonic() > give_up_s or self.process.poll() is not None:
+                self._log.seek(0)
+                raise Unfit(f"not done after {patience_s:.0f} s: {self._log.read()[-500:]}")
+            time.sleep(0.1)
+
+    def in_threads(self, work: Callable[[Client, int], object], count: int) -> None:
+        """Does `work` for 0 to `count` - 1 in 8 threads, with a client for all."""
+        with self.client() as client, ThreadPoolExecutor(CLIENTS) as threads:
+            for done in [threads.submit(work, client, k) for k in range(count)]:
+                done.result()
+
+    def idle(self, sizes: Sizes) -> dict[str, float]:
+        """CPU seconds of a stretch in which nothing is asked for."""
+        time.sleep(sizes.settle_s)
+        before = cpu_s(self.process.pid)
+        time.sleep(sizes.idle_s)
+        return _less(cpu_s(self.process.pid), before)
+
+
+def document(name: str, run: str = "true") -> dict[str, Any]:
+    """A workload of one task with the GPU."""
+    resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "16MiB"}
+    job = {"name": "main", "tasks": 1, "resources": resources, "run": run}
+    return {"version": 1, "name": name, "tenant": "t", "jobs": [job]}
+
+
+async def _bare(address: str, count: int) -> float:
+    """Seconds in which `count` bare workflows that wait are signalled and complete."""
+    client: Temporal = await connect(TemporalSettings(address=address))
+    batch = uuid.uuid4().hex[:8]
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def start(k: int) -> None:
+        async with gate:
+            await client.start_workflow("Signalled", id=f"{batch}-{k}", task_queue=bare.QUEUE)
+
+    async def end(k: int) -> None:
+        async with gate:
+            handle = client.get_workflow_handle(f"{batch}-{k}")
+            await handle.signal("end")
+            await handle.result()
+
+    await asyncio.gather(*(start(k) for k in range(count)))
+    await asyncio.sleep(5.0)
+    began_s = time.perf_counter()
+    await asyncio.gather(*(end(k) for k in range(count)))
+    return time.perf_counter() - began_s
+
+
+async def _running(address: str) -> int:
+    client: Temporal = await connect(TemporalSettings(address=address))
+    return (await client.count_workflows("WorkflowType = 'WorkloadWorkflow' AND ExecutionStatus = 'Running'")).count
+
+
+LINES = (
+    Line("idle CPU with pending workloads over that with an empty queue", 1.5),
+    Line("idle CPU with an empty queue, of a core", 0.03),
+    Line("time to cancel over bare workflows signalled", 0.5),
+    Line("minutes until the cancelled workloads' workflows have ended, of 5", 1.0),
+    Line("CPU seconds per POST", None),
+    Line("CPU seconds per cancelled workload", None),
+    Line("seconds of GET /queue", None),
+)
+
+
+def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
+    """All lines, once."""
+    shown: dict[str, float | str] = {
+        "pending": sizes.pending, "idle_s": sizes.idle_s, "settle_s": sizes.settle_s, "clients": CLIENTS,
+    }  # fmt: skip
+
+    def figure(line: int, ratio: float, absolute: Mapping[str, float]) -> Figure:
+        return Figure("backlog", LINES[line], ratio, absolute, 1, shown)
+
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
+        say("starting the stack")
+        stack = Stack(Path(name), exit_)
+        with stack.client() as client:
+            client.set_tenant("t", 3, {}, None)
+            client.submit(document("holder", "sleep 1000000"))
+        stack.until(lambda: stack.count(select(Workload.id).where(Workload.phase == "running")) == 1)
+        waiting = select(Workload.id).where(Workload.name.startswith("w-"))
+        say("idle, empty")
+        empty = stack.idle(sizes)
+        yield figure(1, empty["all"] / sizes.idle_s, {f"{part}_s": s for part, s in empty.items()})
+        say("POSTs")
+        before = cpu_s(stack.process.pid)
+        began_s = time.perf_counter()
+        stack.in_threads(lambda c, k: c.submit(document(f"w-{k}")), sizes.pending)
+        posted_s = time.perf_counter() - began_s
+        stack.until(lambda: stack.count(select(Outbox.id).where(Outbox.delivered_at.is_(None))) == 0)
+        posts = {part: s / sizes.pending for part, s in _less(cpu_s(stack.process.pid), before).items()}
+        yield figure(4, posts["all"], {f"{part}_s": s for part, s in posts.items()} | {"took_s": posted_s})
+        say("idle, pending")
+        full = stack.idle(sizes)
+        if stack.count(waiting.where(Workload.phase == "pending")) != sizes.pending:
+            raise Unfit("not all workloads are pending")
+        both = {"pending_s": full["all"], "empty_s": empty["all"]} | {f"pending_{p}_s": s for p, s in full.items()}
+        yield figure(0, full["all"] / empty["all"], both)
+        with stack.client() as client:
+            took = []
+            for _ in range(_READS):
+                began_s = time.perf_counter()
+                client.queue(limit=sizes.pending)
+                took.append(time.perf_counter() - began_s)
+        yield figure(6, median(took), {"fastest_s": min(took), "slowest_s": max(took)})
+        say("cancellations")
+        with transaction(stack.engine) as session:
+            ids = list(session.scalars(waiting.order_by(Workload.id)))
+        before = cpu_s(stack.process.pid)
+        began_s = time.perf_counter()
+        stack.in_threads(lambda c, k: c.cancel(ids[k]), sizes.pending)
+        asked_s = time.perf_counter() - began_s
+        stack.until(lambda: stack.count(waiting.where(Workload.phase == "cancelled")) == sizes.pending)
+        cancelled_s = time.perf_counter() - began_s
+        stack.until(lambda: asyncio.run(_running(stack.address)) <= 1)
+        ended_s = time.perf_counter() - began_s
+        cancels = {part: s / sizes.pending for part, s in _less(cpu_s(stack.process.pid), before).items()}
+        yield figure(5, cancels["all"], {f"{part}_s": s for part, s in cancels.items()})
+        yield figure(3, ended_s / 300.0, {"ended_s": ended_s})
+        say("bare workflows")
+        bare_s = asyncio.run(_bare(stack.address, sizes.pending))
+        yield figure(2, cancelled_s / bare_s, {"cancelled_s": cancelled_s, "bare_s": bare_s, "requests_s": asked_s})
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """All lines at full size. Rounds are not repeated: one takes a quarter of an hour."""
+    yield from measure(Sizes(), bench.say)
+
+
+SUITE = Suite("backlog", LINES, run)
+
+
+@click.command()
+@click.option("--pending", type=click.IntRange(min=1), default=Sizes.pending, show_default=True)
+@click.option("--idle-s", type=click.FloatRange(min=1), default=Sizes.idle_s, show_default=True)
+@click.option("--settle-s", type=click.FloatRange(min=0), default=Sizes.settle_s, show_default=True)
+def main(pending: int, idle_s: float, settle_s: float) -> None:
+    """Measure at another size."""
+    for figure in measure(Sizes(pending, idle_s, settle_s), lambda text: click.echo(f"backlog: {text}", err=True)):
+        print(figure.to_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Reconciling, on a real Temporal server: gone workflows, lost mail, beliefs that Postgres contradicts."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import select, text
+from temporalio.client import Client, WorkflowExecutionStatus
+
+from activities.dispatch import Dispatcher
+from activities.reconcile import Reconciler
+from activities.singletons import SINGLETONS, assert_singletons
+from activities.starting import read_start, start_workflow
+from domain import ids
+from domain.phases import Phase
+from domain.protocol import MailKind
+from infra.config import Settings
+from infra.db import outbox
+from infra.db.logs import Outbox
+from infra.db.models import Attempt, Replica, Workload
+from infra.db.nights import begin_night
+from tests.activities.temporal import told_workload, until
+from tests.activities.world import World
+
+
+def _patient(world: World, **changes: float) -> Settings:
+    """Settings under which whatever disagrees is due at once, and everything is listed in every round."""
+    reconcile = world.settings.reconcile.model_copy(update={"disagree_s": 0.0, "sweep_s": 0.0, **changes})
+    return world.settings.model_copy(update={"reconcile": reconcile})
+
+
+@pytest.fixture
+def reconciler(town: World, client: Client) -> Reconciler:
+    """That of the town, without any worker."""
+    return Reconciler(town.engine, _patient(town), client)
+
+
+def _age(world: World) -> None:
+    """Nothing has happened for a while, and all mail was delivered."""
+    world.delivered()
+    with world.session() as session:
+        session.execute(text("update event set at = at - interval '31 seconds'"))
+        session.execute(text("update workload set submitted_at = submitted_at - interval '31 seconds'"))
+        aged = "created_at = created_at - interval '31 seconds', delivered_at = delivered_at - interval '30 seconds'"
+        session.execute(text(f"update outbox set {aged}"))
+
+
+def _due(world: World, kind: str) -> list[str | None]:
+    with world.session() as session:
+        rows = select(Outbox.workload).where(Outbox.delivered_at.is_(None), Outbox.kind == kind).order_by(Outbox.id)
+        return list(session.scalars(rows))
+
+
+async def _deliver(world: World, url: str, client: Client) -> None:
+    await Dispatcher(world.engine, url, client)._deliver_batch()
+
+
+async def _listed(client: Client, query: str, count: int) -> None:
+    """Waits until listings, which lag, show so many workflows."""
+    give_up_s = asyncio.get_running_loop().time() + 20
+    while (await client.count_workflows(query)).count != count:
+        assert asyncio.get_running_loop().time() < give_up_s, query
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+async def test_a_workflow_that_is_gone_is_started_anew(
+    town: World, reconciler: Reconciler, client: Client, database_url: str, placed: bool
+) -> None:
+    """A live workload whose workflow was terminated, or is unknown, gets a new one with the state that Postgres has."""
+    terminated = town.running() if placed else town.submit()
+    unknown = town.running() if placed else town.submit()
+    with town.session() as session:
+        session.execute(text("update outbox set delivered_at = now() where workload = :w"), {"w": unknown})
+    await _deliver(town, database_url, client)
+    _age(town)
+    await client.get_workflow_handle(ids.workload_workflow_id(terminated)).terminate()
+    await _listed(client, f"WorkflowId STARTS_WITH 'workload/{town.prefix}' AND ExecutionStatus = 'Running'", 0)
+    await reconciler.round()
+    await _deliver(town, database_url, client)
+    for workload in (terminated, unknown):
+        state = (await told_workload(client, workload)).state
+        assert (state["workload_id"], state["attempt"], state["placed"]) == (workload, int(placed), placed)
+
+
+async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, client: Client) -> None:
+    """A workflow that is started anew has the failures, hangs in a row and running time of earlier attempts."""
+    workload = town.running()
+    with town.session() as session:
+        first = session.get_one(Attempt, (workload, 1))
+        codes = ["task_failed", "no_progress", "task_failed", "no_progress", "no_progress"]
+        for number, code in enumerate(codes, 1):
+            session.merge(
+                Attempt(
+                    workload=workload, attempt=number, region="r", plan=first.plan, gpu_types={}, cpus_milli=0,
+                    started_at=text("now() - interval '10 seconds'"), released_at=text("now()"), outcome={"code": code},
+                )
+            )  # fmt: skip
+        session.execute(text("update workload set attempt = 5, phase = 'pending' where id = :w"), {"w": workload})
+    with town.session() as session:
+        start = read_start(session, workload)
+    assert start is not None
+    state = start.state
+    assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (5, False, 2, 2, 50.0)
+
+
+async def test_who_is_well_is_left_alone(
+    town: World, reconciler: Reconciler, client: Client, database_url: str
+) -> None:
+    """No workflow is started for a workload whose workflow runs, whose start or mail is on its way, or that ended."""
+    runs, starting, told, ended = (town.submit() for _ in range(4))
+    with town.session() as session:
+        session.execute(text("update outbox set delivered_at = now() where workload <> :w"), {"w": runs})
+    await _deliver(town, database_url, client)
+    town.change(ended, Phase.CANCELLED)
+    _age(town)
+    with town.session() as session:
+        outbox.start_workload(session, starting)
+        outbox.mail(session, told, MailKind.CANCEL, 0, by="x")
+    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(runs)}' AND ExecutionStatus = 'Running'", 1)
+    await reconciler.round()
+    assert (_due(town, "start"), _due(town, "mail")) == ([starting], [told])
+
+
+async def test_a_fresh_workload_is_not_suspected(town: World, client: Client) -> None:
+    """A workload that changed lately is left alone, though its workflow is not listed: listings lag."""
+    town.submit()
+    town.delivered()
+    await Reconciler(town.engine, _patient(town, disagree_s=30.0), client).round()
+    assert _due(town, "start") == []
+
+
+async def _believes(world: World, client: Client, workload: str, change: Callable[[Workload], None]) -> None:
+    """Its workflow is started as of a moment at which its row was another; nobody works for it."""
+    with world.session() as session:
+        change(session.get_one(Workload, workload))
+        session.flush()
+        start = read_start(session, workload)
+        session.rollback()
+    assert start is not None
+    await start_workflow(client, start)
+
+
+def _behind(row: Workload) -> None:
+    row.phase, row.attempt, row.region = "pending", 0, None
+
+
+def _ahead(row: Workload) -> None:
+    row.attempt = 7
+
+
+@pytest.mark.parametrize("believed", [_behind, _ahead])
+async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
+    town: World, reconciler: Reconciler, client: Client, database_url: str, believed: Callable[[Workload], None]
+) -> None:
+    """A workflow that disagrees with its row has its mail again, and if that does not help a successor from the row."""
+    workload = town.running()
+    await _believes(town, client, workload, believed)
+    _age(town)
+    handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
+    before = (await handle.describe()).run_id
+    await reconciler.round()
+    assert set(_due(town, "mail")) == {workload} and _due(town, "start") == []
+    await _deliver(town, database_url, client)
+    told = await told_workload(client, workload)
+    assert [m["kind"] for m in told.mails] == ["awarded"]
+    _age(town)
+    for _ in range(2):
+        await reconciler.round()
+    await _deliver(town, database_url, client)
+    assert (await handle.describe()).run_id != before
+    state = (await told_workload(client, workload)).state
+    assert (state["attempt"], state["placed"], state["ready"]) == (1, True, True)
+
+
+async def test_a_workflow_that_agrees_is_not_touched(
+    town: World, reconciler: Reconciler, client: Client, database_url: str
+) -> None:
+    """A running workload whose workflow believes the same is left alone, however often they are compared."""
+    workload = town.running()
+    await _believes(town, client, workload, lambda _: None)
+    _age(town)
+    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(workload)}' AND MizzenPhase = 'running'", 1)
+    for _ in range(3):
+        await reconciler.round()
+    assert (_due(town, "mail"), _due(town, "start")) == ([], [])
+
+
+async def test_a_workflow_whose_workload_has_ended_is_terminated(
+    town: World, reconciler: Reconciler, client: Client
+) -> None:
+    """What a rollback brought back of a workload that has ended does not stay for ever."""
+    workload = town.running()
+    await _believes(town, client, workload, lambda _: None)
+    town.delivered()
+    town.change(workload, Phase.SUCCEEDED)
+    await _listed(client, f"WorkflowId = '{ids.workload_workflow_id(workload)}' AND MizzenPhase = 'running'", 1)
+    await reconciler.round()
+    found = await client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
+    assert found.status is WorkflowExecutionStatus.TERMINATED
+
+
+@pytest.mark.parametrize("kind", [MailKind.CANCEL, MailKind.EVICT, MailKind.SLOTS_READY])
+async def test_mail_without_effect_is_delivered_again_less_and_less_often(
+    town: World, client: Client, kind: MailKind
+) -> None:
+    """What was delivered and has no effect is delivered again, each time after twice the time; not once it had one."""
+    workload = town.running()
+    if kind is MailKind.SLOTS_READY:
+        with town.session() as session:
+            session.get_one(Workload, workload).phase = "placing"
+    town.delivered()
+    with town.session() as session:
+        outbox.mail(session, workload, kind, 0 if kind is MailKind.CANCEL else 1)
+    house = Reconciler(town.engine, _patient(town, disagree_s=30.0), client)
+
+    def delivered(created_s: float, delivered_s: float) -> None:
+        with town.session() as session:
+            session.execute(
+                text(
+                    "update outbox set created_at = now() - make_interval(secs => :c),"
+                    " delivered_at = now() - make_interval(secs => :d) where body ->> 'kind' = :k"
+                ),
+                {"c": created_s, "d": delivered_s, "k": kind.value},
+            )
+
+    again = []
+    for created_s, delivered_s in ((21, 20), (41, 40), (100, 40), (200, 140)):
+        delivered(created_s, delivered_s)
+        await house.round()
+        again.append(_due(town, "mail") == [workload])
+    assert again == [False, True, False, True]
+    delivered(41, 40)
+    with town.session() as session:
+        session.execute(text("update workload set phase = 'succeeded', finished_at = now()"))
+    await house.round()
+    assert _due(town, "mail") == []
+
+
+async def test_copies_and_a_night_that_are_gone_go_on(town: World, reconciler: Reconciler) -> None:
+    """A copy without its workflow gets a new one, but for what a night copies; so does an open night."""
+    town.region("s")
+    for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
+        town.table(table, 10, "r")
+        with town.session() as session:
+            session.add(Replica(data_table=table, region="s", state=state, made_by=made_by))
+    with town.session() as session:
+        begin_night(session, f"{town.prefix}-night", 3600.0, dry_run=False)
+    town.delivered()
+    await reconciler.round()
+    with town.session() as session:
+        due = session.execute(
+            select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None)).order_by(Outbox.kind.desc())
+        ).all()
+    told = [(kind, body) for kind, body in due if kind in ("replicate", "night")]
+    assert told == [
+        ("replicate", {"table": "a", "source": "r", "target": "s", "share": "on demand"}),
+        ("night", {"night": f"{town.prefix}-night"}),
+    ]
+
+
+async def test_a_machine_that_nobody_attends_to_is_lost(town: World, client: Client) -> None:
+    """A machine whose workflow is gone, and whose agent does not start another, is lost, and its gangs are told."""
+    lifecycle = town.settings.lifecycle.model_copy(update={"heartbeat_timeout_s": 1e-9, "node_lost_after_s": 1e-9})
+    workload = town.running()
+    town.delivered()
+    reconciler = Reconciler(town.engine, _patient(town).model_copy(update={"lifecycle": lifecycle}), client)
+    for state in ("ready", "lost"):
+        await reconciler.round()
+        with town.session() as session:
+            assert session.scalars(text("select state from machine")).all() == [state]
+    assert [m["attempt"] for m in town.mail(workload, "machine_lost")] == [1]
+
+
+async def test_a_workload_that_is_older_than_its_records(town: World, reconciler: Reconciler) -> None:
+    """A live workload of which nothing was recorded for longer than records are kept is still looked after."""
+    workload = town.submit()
+    town.delivered()
+    town.alter(Workload, workload, submitted_at=text("now() - interval '1 year'"))
+    with town.session() as session:
+        session.execute(text("delete from event"))
+    await reconciler.round()
+    assert _due(town, "start") == [workload]
+
+
+async def test_only_one_reconciles(town: World, client: Client) -> None:
+    """Of two reconcilers of an installation one works; the other takes its place when its connection is gone."""
+    first, second = (Reconciler(town.engine, _patient(town), client) for _ in range(2))
+    leader = first._lead(None)
+    assert leader is not None and second._lead(None) is None and first._lead(leader) is leader
+    leader.invalidate()
+    leader.close()
+    await until(lambda: (found := second._lead(None)) is not None and (found.close() or True), "the lock is free")
+
+
+async def test_singletons_are_asserted(town: World, client: Client) -> None:
+    """What an installation has once is started where it is gone, and left alone where it runs."""
+    nightly = town.settings.tetris.nightly
+    await assert_singletons(client, nightly)
+    handles = [client.get_workflow_handle(id_) for id_, _ in SINGLETONS.values()]
+    first = [(await h.describe()).run_id for h in handles]
+    await assert_singletons(client, nightly)
+    assert [(await h.describe()).run_id for h in handles] == first
+    await handles[0].terminate()
+    await client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID).delete()
+    await assert_singletons(client, nightly)
+    assert (await handles[0].describe()).status is WorkflowExecutionStatus.RUNNING
+    assert (await client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID).describe()).schedule is not None
+
+
+async def test_operators_see_whose_workflow_it_is(town: World, client: Client, database_url: str) -> None:
+    """From its first event a workflow has a summary, a memo, and name, phase, reason and attempt to filter by."""
+    workload = town.submit()
+    await _deliver(town, database_url, client)
+    handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
+    described = await handle.describe()
+    shown = {p.key.name: p.value for p in described.typed_search_attributes}
+    name = town.workload(workload).name
+    expected = {"MizzenTenant": "t", "MizzenName": name, "MizzenPhase": "pending", "MizzenReason": "scan_pending"}
+    assert shown == expected | {"MizzenAttempt": 0}
+    assert await described.memo() == {"name": name, "tenant": "t", "region": "", "reason": "scan_pending"}
+    assert await described.static_summary() == f"{name} of t"

@@ -1,0 +1,130 @@
+"""Temporal's state is lost, or rolled back by some seconds, under a running stack: everything ends, nothing repeats.
+
+Judged by a file to which each task appends its start and its end, with its attempt. MIZZEN_CHAOS_ROUNDS (`make chaos`)
+asks for the long form.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.stack.harness import Up, processes_of, wait_until
+
+SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "7"))
+WHOLE = "MIZZEN_CHAOS_ROUNDS" in os.environ
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
+WORKLOADS = 30 if WHOLE else 8
+CONFIG = """
+scheduler: {scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}
+lifecycle: {heartbeat_timeout_s: 5, node_lost_after_s: 15, collect_interval_s: 1}
+reconcile: {interval_s: 1, disagree_s: 4, singletons_s: 1}
+"""
+
+
+class Journal:
+    """What tasks wrote: `start|end WORKLOAD.JOB.TASK ATTEMPT`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def run(self, sleep_s: float) -> str:
+        """A script that writes its start and its end; an end is an exit code of 0."""
+        me = "$MIZZEN_WORKLOAD.$RANK $MIZZEN_ATTEMPT"
+        return (
+            f'echo "start {me}" >> {self.folder}/$MIZZEN_WORKLOAD.$RANK; sleep {sleep_s}; '
+            f'echo "end {me}" >> {self.folder}/$MIZZEN_WORKLOAD.$RANK'
+        )
+
+    def lines(self) -> list[list[str]]:
+        """All that was written."""
+        return [line.split() for path in sorted(self.folder.iterdir()) for line in path.read_text().splitlines()]
+
+    def started(self) -> set[str]:
+        """Tasks that were started: `workload.rank`."""
+        return {task for word, task, _ in self.lines() if word == "start"}
+
+    def violations(self, tasks: dict[str, int]) -> list[str]:
+        """A gang's attempt that had ended with 0 everywhere and was followed by another; tasks started twice."""
+        found = [f"{line}: twice" for line, n in Counter(map(" ".join, self.lines())).items() if n > 1]
+        ends: dict[tuple[str, int], set[str]] = defaultdict(set)
+        newest: dict[str, int] = defaultdict(int)
+        for word, task, attempt in self.lines():
+            workload = task.rpartition(".")[0]
+            newest[workload] = max(newest[workload], int(attempt))
+            if word == "end":
+                ends[workload, int(attempt)].add(task)
+        for (workload, attempt), ended in sorted(ends.items()):
+            if len(ended) == tasks[workload] and newest[workload] > attempt:
+                found.append(f"{workload}: attempt {attempt} ended with 0, and attempt {newest[workload]} ran")
+        found += [f"{w}: no attempt ended" for w, n in tasks.items() if all(len(ends[w, a]) < n for a in range(1, 99))]
+        return found
+
+
+def _copy(state: Path, to: Path) -> None:
+    """A backup of Temporal's database, as of one moment."""
+    with sqlite3.connect(state) as source, sqlite3.connect(to) as target:
+        source.backup(target)
+
+
+def _replace_state(up: Up, backup: Path | None) -> None:
+    """Temporal is killed and found again with the state of `backup`, or none. The supervisor is held meanwhile."""
+    assert up.process is not None
+    up.process.send_signal(signal.SIGSTOP)
+    try:
+        (server,) = [pid for pid, command in processes_of(up.data).items() if "start-dev" in command]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: server not in processes_of(up.data), "Temporal is gone")
+        state = up.data / "temporal.db"
+        for path in state.parent.glob("temporal.db*"):
+            path.unlink()
+        if backup is not None:
+            shutil.copy(backup, state)
+    finally:
+        up.process.send_signal(signal.SIGCONT)
+
+
+def _submit(up: Up, name: str, tasks: int, run: str) -> str:
+    job = {"name": "main", "tasks": tasks, "resources": {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"}}
+    document = {"version": 1, "name": name, "tenant": "t", "jobs": [{**job, "run": run}]}
+    return str(up.client().submit(document)["id"])
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "rolled back"])
+def test_temporal_forgets_and_nothing_is_repeated(up: Up, tmp_path: Path, seed: int, lost: bool) -> None:
+    """All workloads end, also those cancelled just before; what had ended with 0, or went on, does not run again."""
+    chance = random.Random(seed)
+    (up.folder / "config.yaml").write_text(CONFIG)
+    journal = Journal(tmp_path / "journal")
+    up.start()
+    up.client().set_tenant("t", 3, {"a100": 16}, None)
+    tasks: dict[str, int] = {}
+    for number in range(WORKLOADS):
+        count = chance.choice((1, 1, 2, 4))
+        tasks[_submit(up, f"w-{number}", count, journal.run(chance.uniform(1.0, 15.0)))] = count
+    waiting = _submit(up, "waiting", 17, "true")  # Its gang is larger than the fleet: it waits until it is cancelled.
+    wait_until(lambda: len(journal.started()) >= 8, "tasks run")
+    backup = tmp_path / "backup.db"
+    _copy(up.data / "temporal.db", backup)
+    time.sleep(chance.uniform(2.0, 6.0))
+    up.client().cancel(waiting)
+    late = _submit(up, "late", 1, journal.run(0.5))
+    tasks[late] = 1
+    wait_until(lambda: up.phase(waiting) == "cancelled" or chance.random() < 0.2, "it may be cancelled")
+    _replace_state(up, None if lost else backup)
+    for workload in tasks:
+        wait_until(lambda workload=workload: up.ended(workload), f"{workload} ends", 240.0)
+    wait_until(lambda: up.phase(waiting) == "cancelled", "the cancellation is not forgotten", 120.0)
+    assert journal.violations(tasks) == []
+    assert up.interrupt() == 0
+    assert processes_of(up.data) == {}
