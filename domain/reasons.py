@@ -17,6 +17,9 @@ class ReasonCode(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     REGION_EXCLUDED = "region_excluded"
     REGION_UNREACHABLE = "region_unreachable"
+    """Of earlier versions; `REGION_SILENT` says more."""
+    REGION_SILENT = "region_silent"
+    SCAN_OVERDUE = "scan_overdue"
     NO_HARDWARE = "no_hardware"
     DATA_NOT_HERE = "data_not_here"
     DATA_STALE = "data_stale"
@@ -58,6 +61,12 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this needs {needs} more",
     ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
     ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
+    ReasonCode.REGION_SILENT: (
+        "region {region} has not answered since {since}; it is left out until one of its schedulers answers"
+    ),
+    ReasonCode.SCAN_OVERDUE: (
+        "no scan of the queue has ended since {since}; check that a worker with the role control is running"
+    ),
     ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
     ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
     ReasonCode.DATA_STALE: (

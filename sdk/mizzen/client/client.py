@@ -346,6 +346,14 @@ class Client(Data):
         answer = self._call("POST", "machines", *machine_id.split("/"), action, body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
+    def remove_machine(self, machine_id: str) -> None:
+        """Forget a machine that is drained or lost, and on which nothing is held (operators)."""
+        self._call("DELETE", "machines", *machine_id.split("/"))
+
+    def remove_region(self, name: str) -> None:
+        """Forget a region without machines, data and placed workloads (operators)."""
+        self._call("DELETE", "regions", name)
+
     # ------------------------------------------------------------------------------------------------------- inside
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:

@@ -322,6 +322,9 @@ class Region(TypedDict):
     clusters: list[str]
     machines: MachineCounts
     gpus: dict[str, Slots]
+    state: str
+    """`answering`, `slow` or `silent`."""
+    state_since: str | None
 
 
 class Cluster(TypedDict):
