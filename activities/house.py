@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.expiry import expire_pending
 from activities.nights import forget_nights
 from activities.workloads import record_checkpoint, set_progress
 from domain import ids
@@ -52,7 +54,10 @@ class HouseActivities:
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Reads the progress of placed workloads from their nodes' heartbeats; returns the seconds to rest."""
+        """Reads the progress of placed workloads from their nodes' heartbeats, and has those end that have waited for
+        longer than they allow; returns the seconds to rest.
+        """
+        await in_thread(partial(expire_pending, self._engine))
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:

@@ -176,6 +176,11 @@ class Workload(Base):
         Index("workload_tenant", "tenant", "id"),
         # Not by phase: that changes often, and a change of what is in no index is cheap.
         Index("workload_live", "id", postgresql_where=text("finished_at is null")),
+        Index(
+            "workload_expiring",
+            "id",
+            postgresql_where=text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null"),
+        ),
         Index("workload_labels", "labels", postgresql_using="gin"),
     )
 
