@@ -16,6 +16,7 @@ from activities.dry_run import dry_run
 from activities.held import Held
 from activities.order import Order, batch, put_batch
 from activities.placing import closed_to, entries, with_bids
+from activities.silence import Listening
 from activities.waiting import explain
 from auction.entry import Outcome, Stats
 from domain.phases import QUEUED_PHASES, Phase
@@ -24,7 +25,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from infra.config import Settings
 from infra.db import outbox, published
-from infra.db.logs import RegionBid, ScanBatch
+from infra.db.logs import ScanBatch
 from infra.db.models import Workload
 from infra.db.session import transaction
 
@@ -43,6 +44,7 @@ class AuctionActivities:
         self._settings = settings.scheduler
         self._held = held
         self._here = frozenset(here)
+        self._listening = Listening(engine, self._settings)
         self._order: Order | None = None
         """The newest scan's, if this process made it."""
         self._publish_from_s = 0.0
@@ -60,23 +62,28 @@ class AuctionActivities:
             scan = held.queue.scan(held.now_s)
             order = self._order = Order(number, held.now_s, scan)
             ranks = held.queue.other_ranks(scan)
-            regions = sorted(held.regions.keys() - self._here)
+            regions, now_s = held.regions.keys() - self._here, held.now_s
         self._counters["scans"] += 1
         with transaction(self._engine) as session:
             write_ranks(session, ranks)
-            session.execute(delete(RegionBid).where(RegionBid.scan < number))
+            asking = self._listening.ask(session, number, regions, now_s)
             session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
             if len(order) and regions:
                 put_batch(session, number, 0, order.entries(0, self._settings.batch))
+        self._listening.publish()
         if not len(order):
             self._publish(order)
         return ScanTicket(
             scan=number,
-            regions=regions,
+            regions=asking.waited_for,
             batch=self._settings.batch,
-            bid_timeout_s=self._settings.bid_timeout_s,
+            bid_timeout_s=self._settings.bid_deadline_s,
             interval_s=self._settings.scan_interval_s,
             queued=len(order),
+            probed=asking.probed,
+            probe_timeout_s=self._settings.bid_timeout_s,
+            silent=self._listening.silent,
+            rest_s=self._listening.due_s(now_s),
         )
 
     def _publish(self, order: Order) -> float | None:
@@ -102,6 +109,7 @@ class AuctionActivities:
         """
         order = self._order if self._order is not None and self._order.number == request.scan else None
         result = self._settle(order, request)
+        self._listening.publish()
         if order is None:
             result.over = True
             with transaction(self._engine) as session:
@@ -114,7 +122,8 @@ class AuctionActivities:
         """Puts the next batch where regions find it, or publishes the queue after the last."""
         following = request.first + self._settings.batch
         if following >= len(order):
-            result.rest_s = self._publish(order)
+            due = [s for s in (result.rest_s, self._publish(order)) if s is not None]
+            result.rest_s = min(due, default=None)
             return
         if self._held.regions.keys() <= self._here:
             return
@@ -125,7 +134,10 @@ class AuctionActivities:
         """Places, awards, and explains to those who wait why they do."""
         result = AwardResult(awarded=0, waiting=0, rebids=0)
         with self._held.current() as held:
-            reachable = held.regions.keys() - set(request.unreachable)
+            self._listening.miss(request.scan, request.unreachable, held.now_s)
+            left_out = self._listening.reasons(request.unreachable, held.now_s)
+            result.rest_s = self._listening.due_s(held.now_s)
+            reachable = held.regions.keys() - left_out.keys()
             with transaction(self._engine) as session:
                 if order is not None:
                     queued = order.entries(request.first, self._settings.batch)
@@ -137,7 +149,7 @@ class AuctionActivities:
                     bids = region_bids(session, request.scan, request.first)
             market = held.market(request.scan)
             before = replace(market.stats)
-            shut = closed_to(held, todo, request)
+            shut = closed_to(held, todo, left_out)
             last: dict[str, Outcome] = {}
             conflicts: dict[str, Reason] = {}
             stale: Counter[str] = Counter()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.expiry import expire_pending
 from activities.nights import forget_nights
 from activities.workloads import record_checkpoint, set_progress
 from domain import ids
@@ -51,10 +53,12 @@ class HouseActivities:
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Reads the progress of running workloads from their nodes' heartbeats; returns the seconds to rest.
+        """Has workloads end that have waited for longer than they allow, and reads the progress of running ones from
+        their nodes' heartbeats; returns the seconds to rest.
 
-        Of `collect_at_most` workloads, in the order of their ids: the next round goes on where this one ended.
+        Progress of `collect_at_most` workloads, in the order of their ids: the next round goes on where this one ended.
         """
+        await in_thread(partial(expire_pending, self._engine))
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:

@@ -85,8 +85,8 @@ class MachineActivities:
     def ready(self, attend: Attend) -> None:
         """Nothing of `attend.stop` runs there: work may be placed on it, unless more was given up there meanwhile."""
         with transaction(self._engine) as session:
-            row = session.get_one(Machine, attend.machine, with_for_update=True)
-            if row.incarnation != attend.incarnation:
+            row = session.get(Machine, attend.machine, with_for_update=True)
+            if row is None or row.incarnation != attend.incarnation:
                 return
             slots.confirm_stopped(session, row.id, attend.stop)
             if row.state == "ready" or slots.unconfirmed(session, row.id):
@@ -99,8 +99,8 @@ class MachineActivities:
     def lost(self, attend: Attend) -> None:
         """Its agent stopped answering: nothing is placed there, and the gangs that it ran are told."""
         with transaction(self._engine) as session:
-            row = session.get_one(Machine, attend.machine, with_for_update=True)
-            if row.incarnation != attend.incarnation or row.state == "lost":
+            row = session.get(Machine, attend.machine, with_for_update=True)
+            if row is None or row.incarnation != attend.incarnation or row.state == "lost":
                 return
             row.state, row.lost_at = "lost", func.now()
             events.record(session, "machine.lost", region=row.region, machine=row.id)

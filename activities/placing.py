@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from activities.bids import Asked, closed
 from activities.held import Held
 from auction.entry import Entry
-from domain.protocol import AwardRequest
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason
 from domain.scheduling import Bid
 
 Answers = dict[str, Bid]
@@ -26,17 +25,16 @@ def entries(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Ent
     ]
 
 
-def closed_to(held: Held, batch: Sequence[Asked], request: AwardRequest) -> dict[str, Answers]:
-    """By workload, the answers of regions that cannot have it, whatever is free there."""
+def closed_to(held: Held, batch: Sequence[Asked], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
+    """By workload, the answers of regions that cannot have it, whatever is free there; `left_out` ones with why."""
     answers: dict[str, Answers] = {}
     for a in batch:
         own = answers[a.entry.workload] = {}
         for region in held.regions:
             if not a.may_run_in(region):
                 own[region] = closed(held.planner(region), a)
-        for region in request.unreachable:
-            detail = {"region": region, "waited_s": request.waited_s}
-            own[region] = Bid(a.entry.workload, region, None, (Reason(ReasonCode.REGION_UNREACHABLE, detail),))
+            elif region in left_out:
+                own[region] = Bid(a.entry.workload, region, None, (left_out[region],))
     return answers
 
 

@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 from activities import slots
 from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import Activity, FlushedRequest, ReleaseRequest, TransitionRequest
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, running_since
 from domain.reported import LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
@@ -146,9 +146,12 @@ class WorkloadActivities:
             row = locked(session, request.workload_id)
             if row.attempt != request.attempt:
                 return False
-            if change_phase(session, row, phase, request.reason) and phase is Phase.RUNNING:
-                attempt = session.get_one(Attempt, (row.id, row.attempt))
-                attempt.started_at = func.clock_timestamp()
+            reason, now = request.reason, None
+            if phase is Phase.RUNNING:
+                now = session.execute(select(func.clock_timestamp())).scalar_one()
+                reason = running_since(row.attempt, row.region, now).to_json()
+            if change_phase(session, row, phase, reason) and now is not None:
+                session.get_one(Attempt, (row.id, row.attempt)).started_at = now
             if phase in TERMINAL_PHASES:
                 outbox.wake_scheduler(session)
         return True

@@ -20,6 +20,7 @@ from infra.db import published
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
 from infra.db.session import transaction
+from infra.db.silent import silent_regions
 
 _log = logging.getLogger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -83,6 +84,18 @@ class Installation(Collector):
             for region, kind, count in rows("select region, state, count(*) from machine group by 1, 2 order by 1, 2"):
                 machines.add_metric([str(region), str(kind)], _number(count))
             yield machines
+            missing = silent_regions(session)
+            silent = GaugeMetricFamily(
+                "mizzen_region_silent_seconds",
+                "For how long a region has not bid in time: silent (nothing is placed there) or slow; 0: neither",
+                labels=["region", "state"],
+            )
+            for region, now_s in rows("select name, extract(epoch from clock_timestamp()) from region order by 1"):
+                for state, is_slow in (("silent", False), ("slow", True)):
+                    found = missing.get(str(region))
+                    since_s = found.since_s if found is not None and found.slow == is_slow else _number(now_s)
+                    silent.add_metric([str(region), state], max(0.0, _number(now_s) - since_s))
+            yield silent
             unusable = rows("select count(*) from machine where cordon is not null or draining")[0][0]
             yield GaugeMetricFamily("mizzen_machines_cordoned", "Machines cordoned or drained", value=_number(unusable))
             backlog, age_s = rows(

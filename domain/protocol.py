@@ -171,9 +171,17 @@ class ScanTicket:
     """Those to be asked. A region whose RMS is the process that scanned bids when it awards."""
     batch: int = 1
     bid_timeout_s: float = 30.0
+    """How long the pass waits for the bids of `regions` on a batch."""
     interval_s: float = 300.0
     queued: int = 0
     """Workloads in the queue, held ones not among them."""
+    probed: list[str] = field(default_factory=list)
+    """Silent regions that are asked again in this pass, which does not wait for them."""
+    probe_timeout_s: float = 30.0
+    silent: list[str] = field(default_factory=list)
+    """Silent regions: the pass places nothing there."""
+    rest_s: float | None = None
+    """The next tick is due this soon; None: after the interval."""
 
 
 @dataclass

@@ -5,6 +5,7 @@ Programs read the code and the numbers; the sentence is made from them and nobod
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 
@@ -17,6 +18,9 @@ class ReasonCode(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     REGION_EXCLUDED = "region_excluded"
     REGION_UNREACHABLE = "region_unreachable"
+    """Of earlier versions; `REGION_SILENT` says more."""
+    REGION_SILENT = "region_silent"
+    SCAN_OVERDUE = "scan_overdue"
     NO_HARDWARE = "no_hardware"
     DATA_NOT_HERE = "data_not_here"
     DATA_STALE = "data_stale"
@@ -31,6 +35,7 @@ class ReasonCode(StrEnum):
     WAITING_FOR_VICTIMS = "waiting_for_victims"
     COPYING_CHECKPOINT = "copying_checkpoint"
     STARTING_TASKS = "starting_tasks"
+    RUNNING = "running"
     # Why it was placed, stopped or moved.
     AWARDED = "awarded"
     EVICTED = "evicted"
@@ -47,6 +52,7 @@ class ReasonCode(StrEnum):
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
+    PENDING_EXPIRED = "pending_expired"
     CANCELLED_BY_USER = "cancelled_by_user"
     # Machines.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
@@ -59,6 +65,12 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this needs {needs} more",
     ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
     ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
+    ReasonCode.REGION_SILENT: (
+        "region {region} has not answered since {since}; it is left out until one of its schedulers answers"
+    ),
+    ReasonCode.SCAN_OVERDUE: (
+        "no scan of the queue has reached it since {since}; check that a worker with the role control is running"
+    ),
     ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
     ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
     ReasonCode.DATA_STALE: (
@@ -81,6 +93,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.WAITING_FOR_VICTIMS: "waits until {victims} give up their slots",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
     ReasonCode.STARTING_TASKS: "starting {tasks} tasks on {machines} machines",
+    ReasonCode.RUNNING: "attempt {attempt} runs in {region} since {since}",
     ReasonCode.AWARDED: "placed in {region} on {machines} machines, evicting {victims} workloads",
     ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
@@ -97,6 +110,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "task {task} could not load its checkpoint ({failures} of at most {limit} attempts in a row): {error}"
     ),
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s of the {limit_s} s that it allows",
+    ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s of the {limit_s} s that it allows",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
     ReasonCode.KEEPS_FAILING_GANGS: "{failures} gangs in a row lost or failed to start tasks here, the last {workload}",
@@ -137,3 +151,9 @@ class Reason:
         """
         detail = body.get("detail")
         return cls(ReasonCode(str(body["code"])), dict(detail) if isinstance(detail, Mapping) else {})
+
+
+def running_since(attempt: int, region: str | None, since: datetime) -> Reason:
+    """Why a workload is running: since when, and where."""
+    at = since.astimezone(UTC).isoformat(timespec="seconds")
+    return Reason(ReasonCode.RUNNING, {"attempt": attempt, "region": region, "since": at})

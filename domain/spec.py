@@ -70,6 +70,8 @@ class LimitsSpec(_Frozen):
     """Seconds of running, all attempts together."""
     max_silence_s: float | None = None
     """Seconds without progress, log output or checkpoint before a gang counts as hung."""
+    max_pending_s: float | None = None
+    """Seconds in the queue, since it was submitted or came back, after which it fails."""
     retries: int = 0
     """Retries of the user's own failures; preemptions and machine losses never count."""
 

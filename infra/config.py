@@ -62,7 +62,13 @@ class SchedulerSettings(_Section):
     """A workload that started less than this ago is not evicted."""
     batch: int = Field(256, gt=0)
     """Workloads on which regions bid in one round."""
+    bid_deadline_s: float = Field(2.0, gt=0)
+    """How long a pass waits for a region's bids. A region that misses it is left out, and asked again with backoff."""
     bid_timeout_s: float = Field(30.0, gt=0)
+    """How long a silent region that is asked again may take to answer; no pass waits for that."""
+    silent_backoff_s: float = Field(2.0, gt=0)
+    """The first pause before a silent region is asked again; each later one is twice as long."""
+    silent_backoff_max_s: float = Field(60.0, gt=0)
     joint: bool = False
     """Whether regions for the queue's head are chosen together where one at a time leaves somebody out (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)

@@ -1,6 +1,7 @@
 """The scheduling loop: scan the queue, have every region bid, award. It supervises and carries no state."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio import workflow
@@ -22,6 +23,8 @@ with workflow.unsafe.imports_passed_through():
 
 LONG_HISTORY_EVENTS = 4000
 """A history of this length is continued in a new one, between two ticks."""
+LEAVES_OUT_SILENT_REGIONS = "leaves-out-silent-regions"
+"""Patch: a region that misses the deadline is not asked again in the same pass, and silent ones are probed."""
 _TRIES = 3
 _AFTER_ERROR_S = 5.0
 
@@ -32,6 +35,7 @@ class SchedulerWorkflow:
 
     def __init__(self) -> None:
         self._woken = True
+        self._probes: set[asyncio.Future[bool]] = set()
 
     @workflow.signal
     def wake(self) -> None:
@@ -43,7 +47,7 @@ class SchedulerWorkflow:
         """Ticks until its history is long, then continues as new."""
         while workflow.info().get_current_history_length() < LONG_HISTORY_EVENTS:
             self._woken = False
-            rest_s = await _tick()
+            rest_s = await self._tick()
             try:
                 await workflow.wait_condition(lambda: self._woken, timeout=timedelta(seconds=rest_s))
             except TimeoutError:
@@ -51,41 +55,66 @@ class SchedulerWorkflow:
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new()
 
+    async def _tick(self) -> float:
+        """One scan and the auctions of its queue; the seconds to rest if nothing happens.
 
-async def _tick() -> float:
-    """One scan and the auctions of its queue; the seconds to rest if nothing happens. An error ends this tick only."""
-    try:
-        ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
-        rest_s = ticket.interval_s
-        # Histories of before there was `queued` list the queue.
-        for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
-            result = await _auction(ticket, first)
-            rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
-            if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
-                break  # The server keeps no history for ever: the next one begins at the head again.
-    except FailureError as error:
-        workflow.logger.warning("this tick failed: %s", error.cause or error)
-        return _AFTER_ERROR_S
-    return rest_s
+        An error ends this tick only.
+        """
+        try:
+            ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
+            leaves_out = workflow.patched(LEAVES_OUT_SILENT_REGIONS)
+            if leaves_out:
+                self._probe(ticket)
+            rest_s = ticket.interval_s if ticket.rest_s is None else min(ticket.interval_s, ticket.rest_s)
+            regions, missed = list(ticket.regions), list[str]()
+            # Histories of before there was `queued` list the queue.
+            for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
+                late = await _late(ticket, regions, first)
+                result = await _award(ticket, first, missed + late)
+                if leaves_out:
+                    regions, missed = [r for r in regions if r not in late], missed + late
+                rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
+                if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
+                    break  # The server keeps no history for ever: the next one begins at the head again.
+        except FailureError as error:
+            workflow.logger.warning("this tick failed: %s", error.cause or error)
+            return _AFTER_ERROR_S
+        return rest_s
+
+    def _probe(self, ticket: ScanTicket) -> None:
+        """Asks silent regions again. The pass goes on meanwhile; an answer wakes the loop."""
+        for region in ticket.probed:
+            probe = asyncio.ensure_future(_bid(ticket, region, 0, ticket.probe_timeout_s))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probed)
+
+    def _probed(self, probe: asyncio.Future[bool]) -> None:
+        self._probes.discard(probe)
+        if not probe.cancelled() and probe.exception() is None and probe.result():
+            self._woken = True
 
 
-async def _auction(ticket: ScanTicket, first: int) -> AwardResult:
-    """Every region bids on the whole batch at once, then plans are awarded in queue order (MAST 4.3)."""
-    answers = await asyncio.gather(*(_bid(ticket, region, first) for region in ticket.regions))
-    unreachable = [r for r, answered in zip(ticket.regions, answers, strict=True) if not answered]
-    request = AwardRequest(ticket.scan, first, unreachable, ticket.bid_timeout_s)
+async def _late(ticket: ScanTicket, regions: Sequence[str], first: int) -> list[str]:
+    """Every region bids on the whole batch at once (MAST 4.3); those whose bids were not there in time."""
+    answers = await asyncio.gather(*(_bid(ticket, region, first, ticket.bid_timeout_s) for region in regions))
+    return [r for r, answered in zip(regions, answers, strict=True) if not answered]
+
+
+async def _award(ticket: ScanTicket, first: int, missed: Sequence[str]) -> AwardResult:
+    """Plans are awarded in queue order, in regions that are not silent."""
+    request = AwardRequest(ticket.scan, first, [*ticket.silent, *missed], ticket.bid_timeout_s)
     return await record(Activity.AWARD, request, AwardResult, tries=_TRIES)
 
 
-async def _bid(ticket: ScanTicket, region: str, first: int) -> bool:
+async def _bid(ticket: ScanTicket, region: str, first: int, timeout_s: float) -> bool:
     try:
         await workflow.execute_activity(
             Activity.BID.value,
             BidRequest(region, ticket.scan, first),
             task_queue=ids.region_queue(region),
             result_type=int,
-            schedule_to_close_timeout=timedelta(seconds=ticket.bid_timeout_s),
-            start_to_close_timeout=timedelta(seconds=ticket.bid_timeout_s),
+            schedule_to_close_timeout=timedelta(seconds=timeout_s),
+            start_to_close_timeout=timedelta(seconds=timeout_s),
             retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=200)),
         )
     except ActivityError:

@@ -116,11 +116,13 @@ class WorkloadWorkflow:
         """From the queue to the queue or the end."""
         mail = await self._next_mail({MailKind.AWARDED, MailKind.CANCEL})
         if mail.kind == MailKind.CANCEL:
-            reason = Reason(ReasonCode.CANCELLED_BY_USER, mail.detail)
-            if await self._transition(Phase.CANCELLED, reason):
-                return Ending(Phase.CANCELLED, reason)
-            # Too late, an award is on its way: that attempt is cancelled, whichever number it has.
-            self._mails.append(replace(mail, attempt=0))
+            expired = self._code_of(mail) == ReasonCode.PENDING_EXPIRED
+            reason, phase = Reason(self._code_of(mail), mail.detail), Phase.FAILED if expired else Phase.CANCELLED
+            if await self._transition(phase, reason):
+                return Ending(phase, reason)
+            # Too late, an award is on its way: that attempt is cancelled, whichever number it has, or goes on in time.
+            if not expired:
+                self._mails.append(replace(mail, attempt=0))
             mail = await self._next_mail({MailKind.AWARDED})
         self._state.attempt = mail.attempt
         self._gang = None
@@ -212,9 +214,8 @@ class WorkloadWorkflow:
         """Runs a prepared gang until it ends or is told to stop."""
         started = workflow.time()
         gang.start()
-        await self._transition(
-            Phase.RUNNING, Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)})
-        )
+        # Since when, the activity says.
+        await self._transition(Phase.RUNNING, Reason(ReasonCode.RUNNING, {"region": plan.region}))
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - self._state.ran_s)
         try:
             await workflow.wait_condition(
@@ -376,11 +377,15 @@ class WorkloadWorkflow:
     def _current(self, mail: Mail) -> bool:
         if mail.kind == MailKind.AWARDED:
             return mail.attempt > self._state.attempt
-        return mail.attempt in (0, self._state.attempt)
+        return mail.attempt == self._state.attempt or self._is_about_any(mail)
+
+    def _is_about_any(self, mail: Mail) -> bool:
+        """Whether mail is about whichever attempt there is. An expiry names the attempt before the wait, maybe 0."""
+        return mail.attempt == 0 and mail.detail.get("code") != ReasonCode.PENDING_EXPIRED.value
 
     def _has_mail(self, kinds: Set[MailKind]) -> bool:
         """Whether there is current mail of these kinds. Mail about earlier attempts is dropped on the way."""
-        newer = [m for m in self._mails if m.attempt == 0 or m.attempt >= self._state.attempt]
+        newer = [m for m in self._mails if m.attempt >= self._state.attempt or self._is_about_any(m)]
         if len(newer) < len(self._mails):
             self._mails = deque(newer)
         return any(m.kind in kinds and self._current(m) for m in self._mails)

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from api.documents.at import At, listed, nearest
+from api.documents.feasible import Machines, never
 from api.documents.jobs import JobDraft
 from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
-from domain.spec import ResourceSpec
+from domain.spec import ResourceSpec, WorkloadSpec
 from infra.db.models import Archive, Machine, Region, Secret, Table, Tenant
 
 _GONE_AFTER = timedelta(days=1)
@@ -96,8 +97,20 @@ def _check_regions(session: Session, draft: Draft) -> None:
 
 def _shapes(session: Session) -> list[Shape]:
     columns = (Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
-    counted = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
-    return [Shape(*row) for row in session.execute(select(*columns).where(counted).distinct())]
+    return [Shape(*row) for row in session.execute(select(*columns).where(_counted()).distinct())]
+
+
+def never_held(session: Session, spec: WorkloadSpec) -> str | None:
+    """Why no region could ever hold a gang as the fleet is (`feasible.never`); None: one might."""
+    columns = (
+        Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes
+    )  # fmt: skip
+    counted = select(*columns, func.count()).where(_counted()).group_by(*columns)
+    return never(spec, [Machines(*row) for row in session.execute(counted)])
+
+
+def _counted() -> ColumnElement[bool]:
+    return or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
 
 
 def _check_machines(jobs: Iterable[JobDraft], shapes: Collection[Shape]) -> None:

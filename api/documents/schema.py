@@ -131,6 +131,7 @@ DOCUMENT: Schema = _object(
             {
                 "max_runtime": _DURATION,
                 "max_silence": _DURATION,
+                "max_pending": _DURATION,
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),

@@ -163,10 +163,11 @@ def _read_checkpoint(at: At) -> CheckpointSpec:
 
 
 def _read_limits(at: At) -> LimitsSpec:
-    members = at.section(("max_runtime", "max_silence", "retries"))
+    members = at.section(("max_runtime", "max_silence", "max_pending", "retries"))
     return LimitsSpec(
         max_runtime_s=duration_s(members["max_runtime"], 1.0, _LONGEST_S) if "max_runtime" in members else None,
         max_silence_s=duration_s(members["max_silence"], 1.0, _LONGEST_S) if "max_silence" in members else None,
+        max_pending_s=duration_s(members["max_pending"], 1.0, _LONGEST_S) if "max_pending" in members else None,
         retries=(members["retries"].integer(0, MAX_RETRIES) if "retries" in members else None) or 0,
     )
 

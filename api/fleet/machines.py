@@ -96,7 +96,7 @@ def list_machines(
 def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> MachineDetail:
     """One machine with the workloads on it."""
     with state.transaction() as session:
-        return _detail(session, caller, _find(session, region, cluster, machine))
+        return _detail(session, caller, find_machine(session, region, cluster, machine))
 
 
 @router.post(f"{_PATH}/cordon", summary="Cordon a machine", responses=refusals(404))
@@ -106,7 +106,7 @@ def cordon(
     """Places nothing new on a machine. What runs there goes on."""
     note = body.reason if body is not None else None
     with state.transaction() as session:
-        row = _find(session, region, cluster, machine, lock=True)
+        row = find_machine(session, region, cluster, machine, lock=True)
         reason = _cordoned_by(caller, note)
         row.cordon = reason.to_json()
         _record(session, caller, row, "machine.cordoned", "machine.cordon", reason)
@@ -117,7 +117,7 @@ def cordon(
 def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
     """Lets a machine be used again, and forgets the gangs that failed on it. One that is drained stays so."""
     with state.transaction() as session:
-        row = _find(session, region, cluster, machine, lock=True)
+        row = find_machine(session, region, cluster, machine, lock=True)
         if row.cordon is not None or row.failed_gangs:
             row.cordon = None
             row.failed_gangs = 0
@@ -131,7 +131,7 @@ def drain(
 ) -> MachineDetail:
     """Cordons a machine and sends what runs there back to the queue after a checkpoint, to be placed elsewhere."""
     with state.transaction() as session:
-        row = _find(session, region, cluster, machine, lock=True)
+        row = find_machine(session, region, cluster, machine, lock=True)
         reason = _cordoned_by(caller, body.reason if body is not None else None)
         row.draining = True
         if row.cordon is None:
@@ -155,7 +155,7 @@ def drain(
 def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
     """Ends a drain, and the cordon that came with it. A cordon that mizzen set stays until `uncordon`."""
     with state.transaction() as session:
-        row = _find(session, region, cluster, machine, lock=True)
+        row = find_machine(session, region, cluster, machine, lock=True)
         if row.draining:
             row.draining = False
             if row.cordon is not None and row.cordon.get("code") == ReasonCode.CORDONED_BY_OPERATOR:
@@ -168,7 +168,12 @@ def _cordoned_by(caller: Caller, note: str | None) -> Reason:
     return Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": caller.id} | ({"note": note} if note else {}))
 
 
-def _find(session: Session, region: str, cluster: str, machine: str, *, lock: bool = False) -> Machine:
+def find_machine(session: Session, region: str, cluster: str, machine: str, *, lock: bool = False) -> Machine:
+    """A machine, locked if asked for.
+
+    Raises:
+        Problem: 404.
+    """
     # A name with a slash in it could mean another machine; there are none such.
     name = machine_id(region, cluster, machine)
     row = session.get(Machine, name, with_for_update=lock) if name.count("/") == 2 else None

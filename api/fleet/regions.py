@@ -1,7 +1,8 @@
 """Regions and clusters with their slots."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -16,6 +17,7 @@ from api.problems import invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db.models import Cluster, Datacenter, Machine, Region
+from infra.db.silent import SilentRegion, silent_regions
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 
@@ -68,6 +70,11 @@ class RegionView(View):
     clusters: list[str]
     machines: MachinesView
     gpus: dict[str, SlotsView]
+    state: str = Field(
+        description="Whether its schedulers bid: answering, slow (after the deadline) or silent (it is left out)",
+        examples=["answering"],
+    )
+    state_since: datetime | None = Field(description="Since when it is slow or silent")
 
 
 class RegionBody(Body):
@@ -106,14 +113,15 @@ def list_regions(state: StateOf, _: Viewer) -> RegionList:
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
         datacenters = session.scalars(select(Datacenter).order_by(Datacenter.region, Datacenter.name)).all()
         machines = _grouped(session.scalars(select(Machine)), lambda m: m.region)
-        return RegionList(items=[_region(row, clusters, datacenters, machines[row.name]) for row in regions])
+        silent = silent_regions(session)
+        return RegionList(items=[_region(row, clusters, datacenters, machines[row.name], silent) for row in regions])
 
 
 @router.get("/regions/{name}", summary="A region", responses=refusals(404))
 def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
     """One region."""
     with state.transaction() as session:
-        return _one(session, _find(session, name))
+        return _one(session, find_region(session, name))
 
 
 @router.patch(
@@ -125,7 +133,7 @@ def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
 def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) -> RegionView:
     """Sets what Tetris places tables by: the region's storage, and the CPU hours a day of each app's jobs there."""
     with state.transaction() as session:
-        row = _find(session, name, lock=True)
+        row = find_region(session, name, lock=True)
         changed = body.model_dump(include=body.model_fields_set)
         if changed.get("cpu_hours", {}) is None:
             raise invalid("cpu_hours", "must be a mapping of apps to CPU hours; {} is no quota")
@@ -144,7 +152,7 @@ def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) ->
 def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: StateOf, caller: Operator) -> RegionView:
     """Makes a datacenter of a region, or changes it. Clusters that are not named any more are in none."""
     with state.transaction() as session:
-        region = _find(session, name, lock=True)
+        region = find_region(session, name, lock=True)
         clusters = {c.name: c for c in session.scalars(select(Cluster).where(Cluster.region == name))}
         for index, cluster in enumerate(body.clusters):
             if cluster not in clusters:
@@ -181,7 +189,12 @@ def list_clusters(
         return ClusterList(items=items)
 
 
-def _find(session: Session, name: str, *, lock: bool = False) -> Region:
+def find_region(session: Session, name: str, *, lock: bool = False) -> Region:
+    """A region, locked if asked for.
+
+    Raises:
+        Problem: 404.
+    """
     row = session.get(Region, name, with_for_update=lock)
     if row is None:
         raise not_found("region", name)
@@ -193,13 +206,18 @@ def _one(session: Session, row: Region) -> RegionView:
     clusters = session.scalars(select(Cluster).where(Cluster.region == row.name).order_by(Cluster.name)).all()
     own = select(Datacenter).where(Datacenter.region == row.name).order_by(Datacenter.name)
     machines = session.scalars(select(Machine).where(Machine.region == row.name)).all()
-    return _region(row, clusters, session.scalars(own).all(), machines)
+    return _region(row, clusters, session.scalars(own).all(), machines, silent_regions(session))
 
 
 def _region(
-    row: Region, clusters: Iterable[Cluster], datacenters: Iterable[Datacenter], machines: Iterable[Machine]
+    row: Region,
+    clusters: Iterable[Cluster],
+    datacenters: Iterable[Datacenter],
+    machines: Iterable[Machine],
+    silent: Mapping[str, SilentRegion],
 ) -> RegionView:
     own = list(machines)
+    missing = silent.get(row.name)
     here = [cluster for cluster in clusters if cluster.region == row.name]
     centers = [
         DatacenterView(
@@ -211,6 +229,8 @@ def _region(
     return RegionView(
         name=row.name, bucket_url=row.bucket_url, storage_bytes=row.storage_bytes, cpu_hours=row.cpu_hours,
         datacenters=centers, clusters=[c.name for c in here], machines=_counts(own), gpus=_slots(own),
+        state="answering" if missing is None else "slow" if missing.slow else "silent",
+        state_since=None if missing is None else datetime.fromtimestamp(missing.since_s, UTC),
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if row.phase != Phase.CANCELLED:
             _require_live(row)
             _cancel(session, caller, row)
-        return view(session, row)
+        return view(session, state.queue, row)
 
 
 @router.post("/{id}/hold", status_code=202, summary="Hold a workload in the queue", responses=refusals(404, 409))
@@ -77,7 +77,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
             row.held_by = caller.id
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
             _record(session, caller, row, "workload.held", "workload.hold", reason)
-        return view(session, row)
+        return view(session, state.queue, row)
 
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
@@ -89,7 +89,7 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if row.held_by is not None:
             row.held_by = None
             _record(session, caller, row, "workload.released", "workload.release", None)
-        return view(session, row)
+        return view(session, state.queue, row)
 
 
 @router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))
@@ -103,7 +103,7 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         # The attempt is named, so that mail which is late does not hit the next one.
         outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
-        return view(session, row)
+        return view(session, state.queue, row)
 
 
 @router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
@@ -118,7 +118,7 @@ def change(id: str, body: Change, state: StateOf, caller: Submitter) -> Workload
         if body.level > level:
             row.level = body.level
             _record(session, caller, row, "workload.level", "workload.lower", None, level=body.level, before=level)
-        return view(session, row)
+        return view(session, state.queue, row)
 
 
 def _require_live(row: Workload) -> None:

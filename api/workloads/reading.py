@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from api.auth import Caller
 from api.problems import not_found
 from api.views import reason_view
+from api.workloads.reasons import why_all
 from api.workloads.views import (
     AllocationView,
     AttemptView,
@@ -28,6 +29,7 @@ from domain.reasons import ReasonCode
 from domain.slots import bits
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Tenant, Workload
+from infra.db.published import Newest
 from infra.db.tasks import tasks_of
 
 PREEMPTIONS = (
@@ -53,19 +55,19 @@ def effective_level(session: Session, row: Workload) -> int:
     return max(session.get_one(Tenant, row.tenant).level, row.level or 0)
 
 
-def view(session: Session, row: Workload) -> WorkloadView:
-    """One workload."""
-    return views(session, [row])[0]
+def view(session: Session, queue: Newest, row: Workload) -> WorkloadView:
+    """One workload; `queue` is what the last scan published."""
+    return views(session, queue, [row])[0]
 
 
-def views(session: Session, rows: Sequence[Workload]) -> list[WorkloadView]:
-    """Several workloads, with five queries whatever their number."""
-    return [WorkloadView(**fields) for fields in _fields(session, rows)]
+def views(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[WorkloadView]:
+    """Several workloads, with a fixed number of queries."""
+    return [WorkloadView(**fields) for fields in _fields(session, queue, rows)]
 
 
-def detail(session: Session, row: Workload) -> WorkloadDetail:
+def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     """One workload with its specification and placement."""
-    (fields,) = _fields(session, [row])
+    (fields,) = _fields(session, queue, [row])
     live = session.scalars(
         select(Allocation).where(
             Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
@@ -116,8 +118,9 @@ def allocations(session: Session, row: Workload) -> list[AllocationView]:
     ]  # fmt: skip
 
 
-def _fields(session: Session, rows: Sequence[Workload]) -> list[dict[str, Any]]:
+def _fields(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[dict[str, Any]]:
     ids = [row.id for row in rows]
+    whys = why_all(session, queue, rows)
     levels = dict(session.execute(select(Tenant.name, Tenant.level)).all()) if rows else {}
     preempted = _preemptions(session, ids)
     progress = _progress(session, ids)
@@ -129,7 +132,7 @@ def _fields(session: Session, rows: Sequence[Workload]) -> list[dict[str, Any]]:
             "tenant": row.tenant,
             "labels": row.labels,
             "phase": row.phase,
-            "reason": reason_view(row.reason),
+            "reason": whys[row.id].first,
             "attempt": row.attempt,
             "level": max(levels[row.tenant], row.level or 0),
             "held_by": row.held_by,

@@ -13,6 +13,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from api.auth import Submitter, Viewer
+from api.documents.checking import never_held
 from api.documents.schema import DOCUMENT, EXAMPLE
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid
@@ -20,7 +21,7 @@ from api.state import State, StateOf
 from api.views import reason_view
 from api.workloads import reading
 from api.workloads.submission import admit, idempotency_key, parse, submit
-from api.workloads.views import AllocationList, AttemptList, DryRunView, WorkloadDetail, WorkloadPage
+from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
 from domain.phases import Phase
 from domain.protocol import DryRunRequest, DryRunResult
@@ -50,7 +51,7 @@ SCHEMAS = {"WorkloadDocument": DOCUMENT}
 @router.post(
     "",
     status_code=202,
-    response_model=WorkloadDetail,
+    response_model=SubmittedView,
     summary="Submit a workload",
     openapi_extra=_DOCUMENT_BODY,
     responses={
@@ -77,21 +78,22 @@ async def submit_workload(
     key = idempotency_key(key)
     body = await request.body()
     if dry_run:
-        spec = await run_in_threadpool(_admit, state, caller, request, body)
+        spec, unheld = await run_in_threadpool(_admit, state, caller, request, body)
         response.status_code = 200
-        return Response((await _dry_run(state, spec)).model_dump_json(), media_type="application/json")
+        return Response((await _dry_run(state, spec, unheld)).model_dump_json(), media_type="application/json")
     made = await run_in_threadpool(submit, state, caller, request, body, key)
     response.headers["Location"] = f"/v1/workloads/{made.id}"
     return made
 
 
-def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> WorkloadSpec:
+def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
     value = parse(request, body)
     with state.transaction() as session:
-        return admit(session, caller, value)
+        spec = admit(session, caller, value)
+        return spec, never_held(session, spec)
 
 
-async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
+async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
     try:
         async with asyncio.timeout(_CONNECT_S):
             client = await state.temporal()
@@ -110,7 +112,7 @@ async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
-        machines=result.machines, victims=result.victims, reasons=reasons,
+        machines=result.machines, victims=result.victims, reasons=reasons, never=unheld,
     )  # fmt: skip
 
 
@@ -148,14 +150,14 @@ def list_workloads(
     with state.transaction() as session:
         rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        return WorkloadPage(items=reading.views(session, rows[:limit]), next_cursor=more)
+        return WorkloadPage(items=reading.views(session, state.queue, rows[:limit]), next_cursor=more)
 
 
 @router.get("/{id}", summary="A workload", responses=refusals(404))
 def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
     """One workload, with its specification and where its tasks are."""
     with state.transaction() as session:
-        return reading.detail(session, reading.find(session, caller, id))
+        return reading.detail(session, state.queue, reading.find(session, caller, id))
 
 
 @router.get("/{id}/attempts", summary="A workload's attempts", responses=refusals(404))

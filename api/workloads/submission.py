@@ -7,14 +7,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from api.documents.checking import check
+from api.documents.checking import check, never_held
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.problems import FieldError, Kind, Problem, shown
 from api.state import State
 from api.views import write_audit
 from api.workloads.reading import detail
-from api.workloads.views import WorkloadDetail
+from api.workloads.views import SubmittedView
 from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
@@ -79,7 +79,7 @@ def idempotency_key(given: str | None) -> str | None:
     return given
 
 
-def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> WorkloadDetail:
+def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
     """Submits the document in `body`, or finds the workload that the same request with the same `key` made before.
 
     Raises:
@@ -93,14 +93,14 @@ def submit(state: State, caller: Caller, request: Request, body: bytes, key: str
     while True:
         try:
             with state.transaction() as session:
-                return _insert(session, caller, admit(session, caller, value), key, digest)
+                return _insert(state, session, caller, admit(session, caller, value), key, digest)
         except _AlreadyAnswered:
             answered = _answered(state, caller, key, digest)
             if answered is not None:
                 return answered
 
 
-def _answered(state: State, caller: Caller, key: str | None, digest: str) -> WorkloadDetail | None:
+def _answered(state: State, caller: Caller, key: str | None, digest: str) -> SubmittedView | None:
     if key is None:
         return None
     with state.transaction() as session:
@@ -112,10 +112,12 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Wor
                 Kind.IDEMPOTENCY_MISMATCH,
                 f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
             )
-        return detail(session, session.get_one(Workload, known.workload))
+        return _submitted(state, session, session.get_one(Workload, known.workload))
 
 
-def _insert(session: Session, caller: Caller, spec: WorkloadSpec, key: str | None, digest: str) -> WorkloadDetail:
+def _insert(
+    state: State, session: Session, caller: Caller, spec: WorkloadSpec, key: str | None, digest: str
+) -> SubmittedView:
     reason = Reason(ReasonCode.SCAN_PENDING)
     row = Workload(
         id=new_workload_id(),
@@ -143,4 +145,9 @@ def _insert(session: Session, caller: Caller, spec: WorkloadSpec, key: str | Non
     outbox.start_workload(session, row.id)
     outbox.wake_scheduler(session)
     session.refresh(row)
-    return detail(session, row)
+    return _submitted(state, session, row)
+
+
+def _submitted(state: State, session: Session, row: Workload) -> SubmittedView:
+    spec = WorkloadSpec.model_validate(row.spec)
+    return SubmittedView(**dict(detail(session, state.queue, row)), never=never_held(session, spec))

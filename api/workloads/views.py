@@ -114,6 +114,14 @@ class WorkloadDetail(WorkloadView):
     placement: list[PlacementView]
 
 
+class SubmittedView(WorkloadDetail):
+    """A workload that was submitted."""
+
+    never: str | None = Field(
+        description="Why no region could ever hold it as the fleet is, and what would have to change; null: one might"
+    )
+
+
 class WorkloadPage(View):
     """A page of workloads, newest first."""
 
@@ -232,3 +240,6 @@ class DryRunView(View):
     machines: list[str]
     victims: list[str] = Field(description="Workloads that would be evicted")
     reasons: list[ReasonView]
+    never: str | None = Field(
+        description="Why no region could ever hold it as the fleet is, and what would have to change; null: one might"
+    )

@@ -157,6 +157,7 @@ class RegionBid(Base):
     region: Mapped[str] = mapped_column(primary_key=True)
     bids: Mapped[bytes]
     """`domain.scheduling.Bid` of each workload, as JSON."""
+    at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from domain.phases import Phase
 from infra.db.base import NOW, Base, Json
 
 MAX_SLOTS = 62
@@ -171,9 +172,15 @@ class Workload(Base):
     expired_at: Mapped[datetime | None]
     """When its logs and checkpoints were deleted."""
     __table_args__ = (
+        CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in Phase)})", name="workload_phase"),
         Index("workload_tenant", "tenant", "id"),
         # Not by phase: that changes often, and a change of what is in no index is cheap.
         Index("workload_live", "id", postgresql_where=text("finished_at is null")),
+        Index(
+            "workload_expiring",
+            "id",
+            postgresql_where=text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null"),
+        ),
         Index("workload_labels", "labels", postgresql_using="gin"),
     )
 
@@ -248,7 +255,8 @@ class Allocation(Base):
     __tablename__ = "allocation"
     workload: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
-    machine: Mapped[str] = mapped_column(ForeignKey("machine.id"), primary_key=True)
+    machine: Mapped[str] = mapped_column(primary_key=True)
+    """Not a foreign key: the history outlives machines that are removed. The guard refuses live rows without one."""
     slots: Mapped[int]
     """Slots held."""
     awaited: Mapped[int]

@@ -69,6 +69,12 @@ class Queue:
         rows = np.flatnonzero(self.ids == workload.encode())
         return self.entry(int(rows[0])) if len(rows) else None
 
+    def find_all(self, workloads: Sequence[str]) -> dict[str, Entry]:
+        """The entries of those of `workloads` that the scan ranked, by id."""
+        wanted = np.array([workload.encode() for workload in workloads], self.ids.dtype if len(self) else "S1")
+        rows = np.flatnonzero(np.isin(self.ids, wanted)).tolist() if len(self) and workloads else []
+        return {bytes(self.ids[row]).decode(): self.entry(row) for row in rows}
+
     def entry(self, row: int) -> Entry:
         """The entry at a row, from 0."""
         rank = int(self.rank[row])

@@ -97,7 +97,7 @@ class Watch:
         where = f" in {event['region']}" if event["region"] and not event["machine"] else ""
         why = ""
         code = (event["reason"] or {}).get("code")
-        if code not in (None, "starting_tasks", "completed", "scan_pending") and not (
+        if code not in (None, "starting_tasks", "running", "completed", "scan_pending") and not (
             code == "awarded" and not event["reason"]["detail"].get("victims")
         ):
             why = ": " + Reason.from_json(event["reason"]).sentence

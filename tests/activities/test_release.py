@@ -186,3 +186,18 @@ def test_a_machine_that_the_gang_did_not_use_is_not_blamed(fleet: World) -> None
     fleet.release(workload, Phase.PENDING, blames=M2 if own == M1 else M1)
     with fleet.session() as session:
         assert [session.get_one(Machine, m).failed_gangs for m in (M1, M2)] == [0, 0]
+
+
+def test_a_gang_that_runs_says_since_when(fleet: World) -> None:
+    """The row and the event of `running` have the same reason, with the time at which the attempt started."""
+    workload = fleet.submit(job())
+    fleet.tick()
+    fleet.change(workload, Phase.PROVISIONING)
+    fleet.change(workload, Phase.RUNNING)
+    reason, started_at = fleet.workload(workload).reason, fleet.attempt(workload).started_at
+    assert reason is not None and started_at is not None
+    assert reason["code"] == "running" and reason["detail"]["since"] == started_at.astimezone(UTC).isoformat(
+        timespec="seconds"
+    )
+    (event,) = fleet.events(workload, "workload.running")
+    assert event["reason"] == reason

@@ -15,7 +15,7 @@ from infra.config import TemporalSettings
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Workload
 from infra.stack.temporal import find_binary
-from tests.api.test_documents import resources
+from tests.api.test_documents import JOB, job, resources
 from tests.api.world import World, make_world
 
 
@@ -43,14 +43,17 @@ async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
         assert fits.status_code == 200, fits.text
         assert fits.json() | {"machines": [], "reasons": []} == {
             "admitted": True, "rank": 3, "over_quota": False, "region": "north", "machines": [], "victims": [],
-            "reasons": [],
+            "reasons": [], "never": None,
         }  # fmt: skip
         assert all(machine.startswith("north/alpha/") for machine in fits.json()["machines"])
         for number, machine in enumerate(("north/alpha/m1", "north/alpha/m2")):
             holder = scheduled.add_workload(Phase.RUNNING, tenant="speech")
             scheduled.add_attempt(holder, number + 1, machine, 0xFF)
         full = (await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))).json()
-    assert full["admitted"] is False
+        many = job(tasks=17, resources={**JOB["resources"], "accelerators": "a100:1"})
+        vain = (await client.post("/v1/workloads?dry_run=true", json=many)).json()
+    assert vain["admitted"] is False and "at most 16 fit, in north" in vain["never"]
+    assert full["admitted"] is False and full["never"] is None
     assert full["region"] is None
     assert full["reasons"]
     assert all(reason["sentence"] for reason in full["reasons"])

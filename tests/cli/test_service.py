@@ -4,7 +4,9 @@ import io
 import json
 import stat
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sqlalchemy import func, select
 from domain.phases import Phase
 from infra.db.models import Archive, Replica, Table, Workload
 from infra.db.session import transaction
+from mizzen.cli import acting
 from mizzen.cli.app import run
 from mizzen.client.contexts import config_path, load_contexts
 from tests.cli.service import DOCUMENT, DONE, FAILED, Service
@@ -136,6 +139,22 @@ def test_the_same_idempotency_key_is_the_same_workload(
     one, two = capsys.readouterr().out.split()
     assert one == two
     assert run(["submit", file, "--idempotency-key", "k1", "--name", "other"]) == 2
+
+
+def test_a_gang_that_never_fits_is_named_at_submission(
+    as_vision: Service, write: Callable[..., str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id is all of stdout; stderr has one line with figures. A dry run of it says so and exits with 7."""
+    job = {**DOCUMENT["jobs"][0], "tasks": 1000}
+    assert run(["submit", write(jobs=[job])]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("wl-") and len(out.splitlines()) == len(err.splitlines()) == 1
+    assert "no region can hold job train with 1000 tasks" in err
+    answer = {"admitted": False, "rank": 3, "over_quota": False, "region": None, "machines": [], "victims": []}
+    dry_run = partial(dict, answer | {"reasons": [], "never": "no region can hold it"})
+    monkeypatch.setattr("mizzen.client.Client.dry_run", lambda *_, **__: dry_run())
+    assert run(["submit", "--dry-run", write(jobs=[job])]) == 7
+    assert "no region can hold it" in capsys.readouterr().err
 
 
 def test_a_dry_run_needs_the_scheduler(as_vision: Service, write: Callable[..., str], capsys: Capture) -> None:
@@ -284,6 +303,29 @@ def test_workloads_are_changed_each_for_itself(as_vision: Service, submit: Submi
     assert json.loads(capsys.readouterr().out)[0]["level"] == 6
     assert run(["lower", two, "5"]) == 2
     assert run(["preempt", two]) == 4
+
+
+def test_logs_of_what_waits_say_so(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """`logs` of a workload without tasks prints no line, and says on stderr that it waits and for what."""
+    id_ = submit()
+    assert run(["logs", id_]) == 0
+    assert capsys.readouterr() == ("", f"mizzen: {id_} is pending: waits for the next scan of the queue\n")
+
+
+def test_cancel_prints_what_the_workload_is_then(
+    as_vision: Service, submit: Submit, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cancel` waits for a moment: it prints `cancelled`, or says that the workload has not ended yet."""
+    id_ = submit()
+    ends = threading.Timer(0.5, as_vision.become, (id_, Phase.CANCELLED, 0))
+    ends.start()
+    assert run(["cancel", id_]) == 0
+    ends.join()
+    assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled"
+    monkeypatch.setattr(acting, "_CANCEL_S", 0.0)
+    id_ = submit()
+    assert run(["cancel", id_]) == 0
+    assert "it ends as soon as its tasks have saved and stopped" in capsys.readouterr().err
 
 
 def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: Capture) -> None:

@@ -9,7 +9,7 @@ from domain.protocol import Activity, MailKind, WorkloadInput
 from tests.workflows.lab import Life
 from tests.workflows.stories import goes
 
-AGAIN = ("placing awarded", "provisioning starting_tasks", "running starting_tasks")
+AGAIN = ("placing awarded", "provisioning starting_tasks", "running running")
 RUNNING = ("pending", *AGAIN)
 LEFTOVER = "preempted stack_stopped"
 
@@ -127,7 +127,7 @@ async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life
     life = real_life
     placed = {"MizzenRegion": "east", "MizzenPriority": 3, "MizzenAttempt": 1}
     await running(life)
-    assert await shown(life) == placed | {"MizzenPhase": "running", "MizzenReason": "starting_tasks"}
+    assert await shown(life) == placed | {"MizzenPhase": "running", "MizzenReason": "running"}
     await ends_well(life)
     assert await shown(life) == placed | {"MizzenPhase": "succeeded", "MizzenReason": "completed"}
 

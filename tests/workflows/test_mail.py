@@ -14,7 +14,7 @@ from tests.workflows.lab import Lab, Life
 from tests.workflows.stories import goes
 
 WAITING = ("pending", "placing waiting_for_victims")
-AGAIN = ("placing awarded", "provisioning starting_tasks", "running starting_tasks")
+AGAIN = ("placing awarded", "provisioning starting_tasks", "running running")
 RUNNING = ("pending", *AGAIN)
 BY_OPERATOR = ("checkpointing preempted_by_operator", "preempted preempted_by_operator")
 
@@ -80,6 +80,26 @@ async def test_a_cancellation_comes_before_older_mail(life: Life) -> None:
     await life.mail(MailKind.CANCEL, 0)
     life.facts.held.clear()
     assert await life.result() == "cancelled"
+
+
+@goes("pending", "failed pending_expired")
+async def test_a_workload_that_waits_for_too_long_fails(life: Life) -> None:
+    """Mail of an expiry ends a workload that is in the queue, with the expiry as its reason."""
+    await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
+    assert await life.result() == "failed"
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_an_expiry_that_comes_after_the_award_is_ignored(life: Life) -> None:
+    """An expiry is about one wait in the queue: an attempt that was awarded meanwhile runs to its end."""
+    life.facts.held.add(Activity.STAGE)
+    await life.award()
+    await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
+    life.facts.held.clear()
+    await life.runs()
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
 
 
 @pytest_asyncio.fixture(loop_scope="session")

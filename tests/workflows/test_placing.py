@@ -8,7 +8,7 @@ from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.stories import goes
 
 PROVISIONED = ("pending", "placing awarded", "provisioning starting_tasks")
-RUNNING = (*PROVISIONED, "running starting_tasks")
+RUNNING = (*PROVISIONED, "running running")
 MIGRATING = ("pending", "placing awarded", "migrating copying_checkpoint")
 
 
@@ -74,7 +74,7 @@ async def test_a_preempted_workload_is_cancelled_in_the_queue(life: Life) -> Non
 
 
 @goes(
-    "pending", "placing waiting_for_victims", "provisioning starting_tasks", "running starting_tasks",
+    "pending", "placing waiting_for_victims", "provisioning starting_tasks", "running running",
     "succeeded completed",
 )  # fmt: skip
 async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Life) -> None:
@@ -92,7 +92,7 @@ async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Li
 
 @goes(
     "pending", "placing waiting_for_victims", "preempted evicted", "placing awarded", "provisioning starting_tasks",
-    "running starting_tasks", "succeeded completed",
+    "running running", "succeeded completed",
 )  # fmt: skip
 async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life: Life) -> None:
     """An eviction before any task started gives the slots up without asking an agent, and the next attempt runs."""
@@ -149,7 +149,7 @@ async def test_a_launch_that_cannot_be_written_does_not_keep_its_slots_from_a_ca
 # --------------------------------------------------------------------------------------------------------- migrating
 
 
-@goes(*MIGRATING, "provisioning starting_tasks", "running starting_tasks", "succeeded completed")
+@goes(*MIGRATING, "provisioning starting_tasks", "running running", "succeeded completed")
 async def test_a_checkpoint_in_another_region_is_there_before_its_tasks_start(life: Life) -> None:
     """A gang placed away from its checkpoint is prepared only after the copy, which is then its checkpoint's region."""
     await in_migration(life)

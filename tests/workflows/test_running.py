@@ -6,7 +6,7 @@ from tests.workflows.agents import until
 from tests.workflows.lab import Life
 from tests.workflows.stories import goes
 
-AGAIN = ("placing awarded", "provisioning starting_tasks", "running starting_tasks")
+AGAIN = ("placing awarded", "provisioning starting_tasks", "running running")
 RUNNING = ("pending", *AGAIN)
 WAITING = ("pending", "placing waiting_for_victims")
 EVICTED = ("checkpointing evicted", "preempted evicted")

@@ -114,6 +114,43 @@ async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop:
     assert loop.auction.requests(Activity.AWARD)[0].unreachable == ["nowhere"]
 
 
+async def test_a_region_that_missed_the_deadline_is_left_out_of_the_pass(loop: Loop) -> None:
+    """One batch waits for a region that does not answer; the next ones do not ask it, and name it as unreachable."""
+    loop.auction.ticket.regions = ["east", "nowhere", "west"]
+    loop.auction.ticket.bid_timeout_s = 2.0
+    await loop.begins()
+    await loop.called(Activity.AWARD, 3)
+    assert [a.unreachable for a in loop.auction.requests(Activity.AWARD)] == 3 * [["nowhere"]]
+    history = await loop.handle.fetch_history()
+    asked = [e.activity_task_scheduled_event_attributes.task_queue.name for e in history.events]
+    assert asked.count(region_queue("nowhere")) == 1
+
+
+async def test_a_silent_region_is_probed_and_not_waited_for(loop: Loop) -> None:
+    """A pass goes on while a silent region is asked; awards name it as unreachable."""
+    loop.auction.ticket.regions, loop.auction.ticket.queued = [], 1
+    loop.auction.ticket.probed, loop.auction.ticket.silent = ["west"], ["west"]
+    loop.auction.held.add(Activity.BID)
+    await loop.begins()
+    await loop.called(Activity.BID, 1)
+    await loop.called(Activity.AWARD, 1)
+    assert loop.auction.requests(Activity.AWARD)[0].unreachable == ["west"]
+    assert len(loop.auction.requests(Activity.SCAN)) == 1
+
+
+async def test_a_silent_region_that_answers_wakes_the_loop(loop: Loop) -> None:
+    """As soon as a silent region has answered, the queue is scanned again."""
+    loop.auction.ticket.queued, loop.auction.ticket.probed = 0, ["west"]
+    loop.auction.held.add(Activity.BID)
+    await loop.begins()
+    await loop.called(Activity.BID, 1)
+    await loop.rests()
+    assert len(loop.auction.requests(Activity.SCAN)) == 1
+    loop.auction.ticket.probed = []
+    loop.auction.held.clear()
+    await loop.called(Activity.SCAN, 2)
+
+
 async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
     """A region whose bid fails for a moment is not unreachable."""
     loop.auction.ticket.queued = 1

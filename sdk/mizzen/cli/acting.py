@@ -1,5 +1,6 @@
 """Commands that change workloads."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,12 @@ import click
 
 from mizzen.cli.output import emit_list
 from mizzen.cli.reading import WORKLOAD_COLUMNS
-from mizzen.cli.session import WORKLOAD, WORKLOADS, Command, Session, complete_workload, finish, labels
+from mizzen.cli.session import WORKLOAD, WORKLOADS, Command, Session, complete_workload, finish, labels, say
+from mizzen.client.views import TERMINAL_PHASES
+
+_CANCEL_S = 2.0
+"""For so long `cancel` waits to print what its workloads have become: those that hold nothing end at once."""
+_POLL_S = 0.2
 
 
 def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any]) -> None:
@@ -28,10 +34,32 @@ def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str]
         raise click.UsageError("give workloads, or --label")
     if tenant and not labels_:
         raise click.UsageError("--tenant belongs to --label")
+    code = 0
     if workloads:
-        _act(session, workloads, session.client.cancel)
-    ids = session.client.cancel_labelled(labels_, tenant)
-    emit_list(session, [session.client.workload(id_) for id_ in ids], WORKLOAD_COLUMNS)
+        asked, code = session.each(workloads, session.client.cancel)
+        ids = [workload["id"] for workload in asked]
+    else:
+        ids = session.client.cancel_labelled(labels_, tenant)
+    done = _cancelled(session, ids)
+    if done or not workloads:
+        emit_list(session, done, WORKLOAD_COLUMNS)
+    for workload in done:
+        if workload["phase"] not in TERMINAL_PHASES:
+            say(f"{workload['id']} is {workload['phase']}: it ends as soon as its tasks have saved and stopped")
+    finish(code)
+
+
+def _cancelled(session: Session, ids: list[str]) -> list[Any]:
+    """The workloads as they are once they have ended, or after a moment."""
+    until_s = time.monotonic() + _CANCEL_S
+    done = {id_: session.client.workload(id_) for id_ in ids}
+    while time.monotonic() < until_s:
+        live = [id_ for id_, workload in done.items() if workload["phase"] not in TERMINAL_PHASES]
+        if not live:
+            break
+        time.sleep(_POLL_S)
+        done |= {id_: session.client.workload(id_) for id_ in live}
+    return list(done.values())
 
 
 @click.command(cls=Command)

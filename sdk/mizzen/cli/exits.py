@@ -15,6 +15,7 @@ class Exit(IntEnum):
     REFUSED = 4
     CONFLICT = 5
     UNAVAILABLE = 6
+    IMPOSSIBLE = 7
     FAULT = 70
     INTERRUPTED = 130
     PIPE = 141
@@ -28,6 +29,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.REFUSED: "the API key is missing, unknown, or may not do this",
     Exit.CONFLICT: "the present state does not allow it",
     Exit.UNAVAILABLE: "the API cannot be reached, is unavailable or has a fault",
+    Exit.IMPOSSIBLE: "no region could ever hold it as the fleet is (submit --dry-run)",
     Exit.FAULT: "a fault in the command itself",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
     Exit.PIPE: "the reader of the output went away (`| head`)",

@@ -1,13 +1,14 @@
 """Commands about the fleet: regions, clusters and machines."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import IO, Any
 
 import click
 
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, dump, emit_list
+from mizzen.cli.output import Column, dump, emit_list, emit_one
 from mizzen.cli.session import Command, Commands, Session, complain, finish, labels
 from mizzen.client.errors import ClientError
 
@@ -31,8 +32,17 @@ _PLACE_COLUMNS = (
     Column("MACHINES", _counts, drop=1),
     Column("GPUS HELD/ALL", _gpus, flexible=True),
 )
+
+
+def _answers(region: Mapping[str, Any]) -> str:
+    state, since = region.get("state", "answering"), region.get("state_since")
+    return f"{state} for {words.between(since, None)}" if since else str(state)
+
+
 _REGION_COLUMNS = (
-    *_PLACE_COLUMNS,
+    Column("NAME", _name),
+    Column("STATE", _answers),
+    *_PLACE_COLUMNS[1:],
     Column("CLUSTERS", lambda r: ", ".join(r["clusters"]), drop=2, flexible=True),
     Column("STORAGE", lambda r: None if r["storage_bytes"] is None else words.size(r["storage_bytes"]), drop=3),
     Column("CPU HOURS", lambda r: words.pairs(r["cpu_hours"]), wide=True),
@@ -117,6 +127,27 @@ def set_region(
     emit_list(session, [session.client.set_region(name, **settings)], _REGION_COLUMNS, name=_name)
 
 
+def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], None]) -> None:
+    code = 0
+    for name in names:
+        try:
+            remove(name)
+        except ClientError as error:
+            complain(error, f"{name}: ")
+            code = code or exit_of(error)
+        else:
+            emit_one(session, {"removed": name}, partial("removed {}".format, name), name=name)
+    finish(code)
+
+
+@regions.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.pass_obj
+def remove_regions(session: Session, names: tuple[str, ...]) -> None:
+    """Remove regions without machines, data and placed workloads (operators). Their buckets stay as they are."""
+    _remove(session, names, session.client.remove_region)
+
+
 @click.command(cls=Command)
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
 @click.pass_obj
@@ -198,3 +229,14 @@ def drain(session: Session, machine_ids: tuple[str, ...]) -> None:
 def undrain(session: Session, machine_ids: tuple[str, ...]) -> None:
     """Take back a drain."""
     _set(session, machine_ids, "undrain")
+
+
+@machines.command("rm")
+@_IDS
+@click.pass_obj
+def remove_machines(session: Session, machine_ids: tuple[str, ...]) -> None:
+    """Remove machines that are drained or lost, and on which nothing is held.
+
+    A machine whose agent starts again comes back as a new one.
+    """
+    _remove(session, machine_ids, session.client.remove_machine)

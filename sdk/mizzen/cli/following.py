@@ -39,7 +39,13 @@ def logs(
 
 
 def print_logs(session: Session, workload_id: str, **options: Any) -> None:
-    """Print lines as they come, as they are; as JSON or YAML, an object for each."""
+    """Print lines as they come, as they are; as JSON or YAML, an object for each.
+
+    Says on stderr why there are none yet, or no further ones for now, where the workload is in the queue.
+    """
+    workload = session.client.workload(workload_id)
+    if workload["queued"] or not workload["attempt"]:
+        say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
     out = sys.stdout.buffer
     for line in session.client.logs(workload_id, on_attempt=_say_attempt, **options):
         if session.output in ("json", "yaml"):

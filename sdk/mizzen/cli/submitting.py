@@ -60,7 +60,10 @@ def submit(
     for number, (document, body) in enumerate(zip(documents, bodies, strict=True)):
         key = f"{idempotency_key}-{number}" if idempotency_key and number else idempotency_key
         try:
-            workloads.append(session.client.submit(body, document.workdir, idempotency_key=key))
+            made = session.client.submit(body, document.workdir, idempotency_key=key)
+            workloads.append(made)
+            if made.get("never"):
+                say(f"{made['id']} waits in vain: {made['never']}")
         except ClientError as error:
             _complain(document, error)
             if workloads:
@@ -142,15 +145,19 @@ def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict
     plans, code = [], 0
     for document, body in zip(documents, bodies, strict=True):
         try:
-            plans.append({"document": document.source, **session.client.dry_run(body, document.workdir)})
+            plan = session.client.dry_run(body, document.workdir)
+            plans.append({"document": document.source, **plan})
+            if plan.get("never"):
+                say(f"{document.source}: {plan['never']}")
+                code = code or Exit.IMPOSSIBLE
         except ClientError as error:
             _complain(document, error)
             code = code or exit_of(error)
     if session.output in ("json", "yaml"):
         click.echo(dump(plans, session.output))
     else:
-        for plan in plans:
-            click.echo(plan["region"] or "-" if session.output == "name" else plan_page(plan))
+        for shown in plans:
+            click.echo(shown["region"] or "-" if session.output == "name" else plan_page(shown))
     finish(code)
 
 

@@ -73,14 +73,14 @@ class Client(Data):
         workdir: Path | str | None = None,
         *,
         idempotency_key: str | None = None,
-    ) -> views.WorkloadDetail:
+    ) -> views.Submitted:
         """Submit a workload document, with the files of the folder `workdir` if given.
 
         However often it is tried, one call makes one workload: an Idempotency-Key is always sent, a new one by default.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         answer = self._send(document, workdir, headers=headers)
-        return cast(views.WorkloadDetail, answer)
+        return cast(views.Submitted, answer)
 
     def dry_run(
         self, document: Mapping[str, Any], workdir: Path | str | None = None, *, patience_s: float | None = None
@@ -345,6 +345,14 @@ class Client(Data):
         body = {"reason": reason} if reason else {}
         answer = self._call("POST", "machines", *machine_id.split("/"), action, body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
+
+    def remove_machine(self, machine_id: str) -> None:
+        """Forget a machine that is drained or lost, and on which nothing is held (operators)."""
+        self._call("DELETE", "machines", *machine_id.split("/"))
+
+    def remove_region(self, name: str) -> None:
+        """Forget a region without machines, data and placed workloads (operators)."""
+        self._call("DELETE", "regions", name)
 
     # ------------------------------------------------------------------------------------------------------- inside
 

@@ -3,7 +3,7 @@
 Times are ISO 8601 texts with a zone; sizes are bytes; an absent value is None.
 """
 
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 Phase = Literal[
     "pending",
@@ -136,6 +136,13 @@ class WorkloadDetail(Workload):
     placement: list[Placement]
 
 
+class Submitted(WorkloadDetail):
+    """A workload that was submitted."""
+
+    never: NotRequired[str | None]
+    """Why no region could ever hold it as the fleet is; None: one might."""
+
+
 class DryRun(TypedDict):
     """What would happen to a workload if it were submitted now."""
 
@@ -146,6 +153,8 @@ class DryRun(TypedDict):
     machines: list[str]
     victims: list[str]
     reasons: list[Reason]
+    never: NotRequired[str | None]
+    """Why no region could ever hold it as the fleet is; None: one might."""
 
 
 class Why(TypedDict):
@@ -322,6 +331,9 @@ class Region(TypedDict):
     clusters: list[str]
     machines: MachineCounts
     gpus: dict[str, Slots]
+    state: str
+    """`answering`, `slow` or `silent`."""
+    state_since: str | None
 
 
 class Cluster(TypedDict):

@@ -1,0 +1,82 @@
+"""The regions' silence as a scheduling process sees it: who is asked, who missed the deadline; published and logged."""
+
+import logging
+from collections.abc import Iterable
+
+from sqlalchemy import Engine, delete, func
+from sqlalchemy.orm import Session
+
+from auction.silence import Asking, Backoff, Silence
+from domain.reasons import Reason
+from infra.config import SchedulerSettings
+from infra.db.logs import RegionBid
+from infra.db.session import transaction
+from infra.db.silent import SilentRegion, publish_silent, silence_reason
+
+_log = logging.getLogger(__name__)
+_REMEMBERED_SCANS = 100
+
+
+class Listening:
+    """Keeps `auction.silence` by what regions wrote, and tells everybody else."""
+
+    def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
+        self._engine = engine
+        self._deadline_s = settings.bid_deadline_s
+        self._silence = Silence(Backoff(settings.silent_backoff_s, settings.silent_backoff_max_s))
+        self._asked_s: dict[int, float] = {}
+        """When a scan's regions were asked, by Postgres's clock."""
+        self._published: dict[str, SilentRegion] | None = None
+
+    @property
+    def silent(self) -> list[str]:
+        """Regions that passes leave out, sorted."""
+        return self._silence.silent
+
+    def due_s(self, now_s: float) -> float | None:
+        """In how many seconds a region is to be asked again; None: all answer in time."""
+        return self._silence.due_s(now_s)
+
+    def ask(self, session: Session, scan: int, regions: Iterable[str], now_s: float) -> Asking:
+        """The regions that a scan's pass asks. Bids of earlier scans are deleted: they tell which regions answered."""
+        self._asked_s[scan] = now_s
+        for old in sorted(self._asked_s)[:-_REMEMBERED_SCANS]:
+            del self._asked_s[old]
+        gone = delete(RegionBid).where(RegionBid.scan < scan)
+        at_s = func.extract("epoch", RegionBid.at)
+        for region, asked_in, answered_s in session.execute(gone.returning(RegionBid.region, RegionBid.scan, at_s)):
+            asked_s = self._asked_s.get(asked_in)
+            in_time = asked_s is not None and float(answered_s) - asked_s <= self._deadline_s
+            self._silence.answer(region, in_time=in_time)
+        return self._silence.asking(regions, now_s)
+
+    def miss(self, scan: int, regions: Iterable[str], now_s: float) -> None:
+        """Regions have not bid in time on a batch of a scan."""
+        asked_s = self._asked_s.get(scan, now_s)
+        for region in regions:
+            self._silence.miss(region, asked_s, now_s)
+
+    def reasons(self, regions: Iterable[str], now_s: float) -> dict[str, Reason]:
+        """Why nothing is placed in regions that are left out."""
+        missed = self._silence.missed
+        return {r: silence_reason(r, missed[r].since_s if r in missed else now_s) for r in regions}
+
+    def publish(self) -> None:
+        """Publishes and logs which regions are silent or slow, if that has changed."""
+        now = {region: SilentRegion(m.since_s, m.slow) for region, m in self._silence.missed.items()}
+        if now == self._published:
+            return
+        with transaction(self._engine) as session:
+            publish_silent(session, now)
+        before, self._published = self._published or {}, now
+        for region in sorted(before.keys() | now.keys()):
+            if before.get(region) != now.get(region):
+                _log.warning("%s", _told(region, now.get(region), self._deadline_s))
+
+
+def _told(region: str, now: SilentRegion | None, deadline_s: float) -> str:
+    if now is None:
+        return f"region {region} answers in time again"
+    if now.slow:
+        return f"region {region} answers later than {deadline_s:g} s: its bids are made by the awarding process"
+    return f"region {region} has not answered within {deadline_s:g} s: passes leave it out until it does"

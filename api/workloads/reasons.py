@@ -1,0 +1,107 @@
+"""Why workloads are where they are: the one place that says it, for lists, `show`, `why` and the queue alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from api.views import ReasonView, reason_view
+from domain.phases import QUEUED_PHASES, Phase
+from domain.reasons import Reason, ReasonCode, running_since
+from infra.db import published
+from infra.db.logs import Event, Waiting
+from infra.db.models import Attempt, Workload
+
+OVERDUE_S = 15.0
+"""Every change of the queue asks for a scan. After this time without one, `why` says that the scan is overdue."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why one workload is where it is."""
+
+    reasons: list[ReasonView]
+    """The first is the one that lists show; a queued workload has at least one."""
+    entry: published.Entry | None = None
+    """What the last scan said of it, if it is queued."""
+
+    @property
+    def first(self) -> ReasonView | None:
+        """The reason that lists show."""
+        return self.reasons[0] if self.reasons else None
+
+
+def why_all(session: Session, queue: published.Newest, rows: Sequence[Workload]) -> dict[str, Why]:
+    """Why each of `rows` is where it is, by id."""
+    queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
+    newest = queue.load(session) if queued else published.NOTHING
+    entries = newest.find_all([row.id for row in queued])
+    waiting = _waiting(session, queued)
+    out = {
+        row.id: Why(_why_queued(row, entries.get(row.id), waiting.get(row.id)), entries.get(row.id)) for row in queued
+    }
+    unexplained = [row for row in queued if not out[row.id].reasons]
+    out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}
+    running = [row for row in rows if row.phase == Phase.RUNNING]
+    started = _started(session, running)
+    for row in rows:
+        if row.id not in out:
+            since = started.get(row.id) if row.phase == Phase.RUNNING else None
+            found = reason_view(row.reason) if since is None else _view(running_since(row.attempt, row.region, since))
+            out[row.id] = Why([found] if found is not None else [])
+    return out
+
+
+def _why_queued(row: Workload, entry: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
+    """It is held, over quota, what each region said; nothing where no scan has reached it yet."""
+    quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
+    found = [quota, *((waiting or {}).get("reasons", []))]
+    if row.held_by is not None:
+        found = [Reason(ReasonCode.HELD, {"by": row.held_by}).to_json(), quota]
+    views: list[ReasonView] = []
+    for body in found:
+        view = reason_view(body)
+        if view is not None and view not in views:
+            views.append(view)
+    return views
+
+
+def _unscanned(session: Session, rows: Sequence[Workload]) -> dict[str, ReasonView]:
+    """Of queued workloads that no scan has reached: that they wait for the next one, or that it is overdue."""
+    if not rows:
+        return {}
+    newest = select(Event.workload, func.max(Event.at)).where(Event.workload.in_([row.id for row in rows]))
+    changed = dict(session.execute(newest.group_by(Event.workload)).all())
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    out = {}
+    for row in rows:
+        since = changed.get(row.id) or row.submitted_at
+        overdue = (now - since).total_seconds() > OVERDUE_S
+        detail = {"since": since.astimezone(UTC).isoformat(timespec="seconds")} if overdue else {}
+        out[row.id] = _view(Reason(ReasonCode.SCAN_OVERDUE if overdue else ReasonCode.SCAN_PENDING, detail))
+    return out
+
+
+def _waiting(session: Session, rows: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
+    if not rows:
+        return {}
+    found = select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_([row.id for row in rows]))
+    return dict(session.execute(found).all())
+
+
+def _started(session: Session, rows: Sequence[Workload]) -> dict[str, datetime | None]:
+    """When the newest attempts of running workloads began to run."""
+    if not rows:
+        return {}
+    newest = {(row.id, row.attempt) for row in rows}
+    found = select(Attempt.workload, Attempt.attempt, Attempt.started_at).where(
+        Attempt.workload.in_([row.id for row in rows]), Attempt.released_at.is_(None)
+    )
+    return {w: at for w, number, at in session.execute(found) if (w, number) in newest}
+
+
+def _view(reason: Reason) -> ReasonView:
+    return ReasonView(**reason.to_json())

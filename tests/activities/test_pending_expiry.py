@@ -1,0 +1,45 @@
+"""Workloads that wait for longer than they allow: told once for each wait, neither others nor held ones."""
+
+from sqlalchemy import text
+
+from activities.expiry import expire_pending
+from domain.phases import Phase
+from domain.protocol import MailKind
+from domain.spec import LimitsSpec
+from infra.db.models import Workload
+from tests.activities.world import World, job
+
+
+def test_a_wait_that_is_too_long_is_told_once(world: World) -> None:
+    """The workflow of each workload over its limit gets one mail, with the figures."""
+    late, patient, held, without = (
+        world.submit(limits=LimitsSpec(max_pending_s=limit_s)) for limit_s in (60.0, 7200.0, 60.0, None)
+    )
+    for id_ in (late, patient, held, without):
+        world.alter(Workload, id_, submitted_at=text("now() - interval '1 hour'"))
+    world.alter(Workload, held, held_by="somebody")
+    assert expire_pending(world.engine) == [late]
+    assert expire_pending(world.engine) == [], "mail is on its way"
+    (mail,) = world.mail(late)
+    assert (mail["kind"], mail["attempt"]) == (MailKind.CANCEL.value, 0)
+    assert mail["detail"]["code"] == "pending_expired" and mail["detail"]["limit_s"] == 60.0
+    assert mail["detail"]["waited_s"] >= 3600
+    world.alter(Workload, held, held_by=None)
+    assert expire_pending(world.engine) == [held]
+
+
+def test_a_wait_begins_when_the_workload_comes_back(world: World) -> None:
+    """What runs does not expire, nor what came back to the queue just now; mail names the attempt before the wait."""
+    world.region("r")
+    world.machine("r/c/m")
+    workload = world.submit(job(), limits=LimitsSpec(max_pending_s=60.0))
+    world.alter(Workload, workload, submitted_at=text("now() - interval '1 hour'"))
+    world.tick()
+    world.run(workload)
+    assert expire_pending(world.engine) == []
+    world.release(workload, Phase.PREEMPTED)
+    assert expire_pending(world.engine) == []
+    with world.session() as session:
+        session.execute(text("update attempt set released_at = now() - interval '61 seconds'"))
+    assert expire_pending(world.engine) == [workload]
+    assert world.mail(workload, "cancel")[0]["attempt"] == 1

@@ -1,0 +1,77 @@
+"""Gangs that no region could ever hold: told at submission with figures, and never of one that a region could hold."""
+
+import random
+
+import pytest
+
+from api.documents.feasible import Machines, never
+from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
+from tests.api.test_documents import JOB, job, resources
+from tests.api.world import GIB, World
+
+FLEET = [
+    Machines("east", "a", "a100", 4, 16_000, 64 * GIB, 2),
+    Machines("east", "b", "a100", 4, 16_000, 64 * GIB, 1),
+    Machines("west", "a", "v100", 8, 16_000, 64 * GIB, 1),
+    Machines("west", "a", None, 0, 64_000, 64 * GIB, 1),
+]
+
+
+def _job(
+    tasks: int, gpus: int = 1, types: tuple[str, ...] = ("a100",), cpus_milli: int = 1000, **more: object
+) -> JobSpec:
+    wanted = ResourceSpec(gpus=gpus, gpu_types=types if gpus else (), cpus_milli=cpus_milli, memory_bytes=GIB)
+    fields = {"name": "j", "role": "j", "argv": ("true",), **more}
+    return JobSpec.model_validate({"tasks": tasks, "resources": wanted, **fields})
+
+
+def _never(*jobs: JobSpec, **more: object) -> str | None:
+    return never(WorkloadSpec.model_validate({"name": "w", "tenant": "t", "jobs": jobs, **more}), FLEET)
+
+
+SAID = [
+    ([_job(8)], None),
+    ([_job(9)], "at most 8 fit, in east, where one cluster of it holds that many; ask for at most 8 tasks, "),
+    ([_job(9)], "set span_clusters: true (all clusters of east hold 12) or add machines"),
+    ([_job(12, span_clusters=True)], None),
+    ([_job(13, span_clusters=True)], "at most 12 fit, in east, where its clusters together hold"),
+    ([_job(2, 8, ("v100",))], "at most 1 fit, in west"),
+    ([_job(1, 8, ("v100",)), _job(60, 0)], None),
+    ([_job(8, name="x"), _job(5, name="y")], "east has 12 a100 and 13 are asked for"),
+    ([_job(8, 1, ("v100",), 2000, name="x"), _job(70, 0, name="y")], "west has 80 CPUs and 86 are asked for"),
+]
+
+
+@pytest.mark.parametrize(("jobs", "said"), SAID)
+def test_what_never_fits_is_told_with_figures(jobs: list[JobSpec], said: str | None) -> None:
+    """The most that fit, where, and what would have to change; nothing of what a region could hold."""
+    found = _never(*jobs)
+    assert found is None if said is None else found is not None and said in found, found
+
+
+def test_regions_that_the_user_excludes_do_not_count() -> None:
+    """What only an excluded region could hold is never held."""
+    assert "at most 0 fit" in str(_never(_job(1), regions_excluded=("east",)))
+
+
+def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> None:
+    """Gangs that were packed onto machines of one cluster are never said not to fit."""
+    chance = random.Random(4)
+    for _ in range(300):
+        gpus, cpus = chance.randrange(1, 9), chance.randrange(8, 64)
+        count = chance.randrange(1, 5)
+        fleet = [Machines("r", "c", "a100", gpus, cpus * 1000, 64 * GIB, count), *FLEET]
+        each = chance.randrange(1, gpus + 1)
+        tasks = count * (gpus // each)
+        job = _job(tasks, each, cpus_milli=cpus * 1000 // max(1, gpus // each))
+        assert never(WorkloadSpec(name="w", tenant="t", jobs=(job,)), fleet) is None
+
+
+async def test_submission_tells_it(world: World) -> None:
+    """The workload is taken, since machines may come, and the answer says what would have to change."""
+    one = {**JOB["resources"], "accelerators": "a100:1"}
+    async with world.client("vision") as client:
+        fits = (await client.post("/v1/workloads", json=resources(accelerators="a100:8"))).json()
+        vain = (await client.post("/v1/workloads", json=job(tasks=17, resources=one))).json()
+    assert fits["never"] is None and fits["id"]
+    assert vain["phase"] == "pending" and "at most 16 fit, in north" in vain["never"]

@@ -1,0 +1,85 @@
+"""One reason everywhere: lists, details, `why` and the queue give the same one, whatever state a workload is in."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db import events
+from infra.db.logs import Waiting
+from infra.db.models import Workload
+from tests.api.test_why import EVICTED, FULL, publish
+from tests.api.test_workloads import T0, get
+from tests.api.world import World
+
+_STORED = {
+    Phase.PENDING: Reason(ReasonCode.SCAN_PENDING),
+    Phase.PREEMPTED: EVICTED,
+    Phase.RUNNING: Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1}),
+    Phase.SUCCEEDED: Reason(ReasonCode.COMPLETED, {"tasks": 2}),
+    Phase.FAILED: Reason(ReasonCode.MAX_RUNTIME, {"ran_s": 61, "limit_s": 60}),
+    Phase.CANCELLED: Reason(ReasonCode.CANCELLED_BY_USER, {"by": "key-vision"}),
+}
+
+
+def _random_state(world: World, chance: random.Random) -> None:
+    """Workloads in every phase, some held, some ranked or over quota, some with answers of regions."""
+    ranked, answered = [], []
+    for phase in [*Phase, *chance.choices(sorted(QUEUED_PHASES), k=6)]:
+        stored = _STORED.get(phase, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}))
+        queued = phase in QUEUED_PHASES
+        columns: dict[str, Any] = {"reason": stored.to_json(), "region": None if queued else "north"}
+        if queued and chance.random() < 0.3:
+            columns["held_by"] = "key-vision"
+        id_ = world.add_workload(phase, **columns)
+        if phase not in (Phase.PENDING, *TERMINAL_PHASES):
+            over = "2026-01-02T00:00:00Z" if queued else None
+            world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0, released_at=over)
+        if queued and chance.random() < 0.7:
+            ranked.append((id_, chance.choice([3, 8]), 1.0))
+        if queued and chance.random() < 0.7:
+            answered.append(id_)
+    if ranked:
+        publish(world, *ranked)
+    with world.session() as session:
+        session.add_all(Waiting(workload=id_, reasons={"reasons": [FULL]}) for id_ in answered)
+
+
+async def test_every_surface_gives_the_same_reason(world: World) -> None:
+    """The list's and the detail's reason is the first that `why` and the queue give, at any moment."""
+    chance = random.Random(3)
+    for _ in range(3):
+        _random_state(world, chance)
+    listed = {w["id"]: w for w in (await get(world, "/v1/workloads", limit=500))["items"]}
+    queue = {entry["id"]: entry["reasons"] for entry in (await get(world, "/v1/queue"))["items"]}
+    assert len(listed) == 3 * (len(Phase) + 6)
+    assert queue.keys() == {id_ for id_, w in listed.items() if w["queued"]}
+    for id_, workload in listed.items():
+        shown = (await get(world, f"/v1/workloads/{id_}"))["reason"]
+        why = await get(world, f"/v1/workloads/{id_}/why")
+        assert workload["reason"] == shown == why["reasons"][0], workload["phase"]
+        assert queue.get(id_, why["reasons"]) == why["reasons"]
+        assert shown["sentence"] in why["summary"]
+
+
+async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
+    """Also one that began to run before there was a reason of its own for it."""
+    id_ = world.add_workload(Phase.RUNNING, reason=_STORED[Phase.RUNNING].to_json(), region="north")
+    world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0)
+    reason = (await get(world, f"/v1/workloads/{id_}"))["reason"]
+    assert reason["code"] == "running"
+    assert reason["sentence"] == "attempt 1 runs in north since 2026-01-01T00:00:00+00:00"
+
+
+async def test_a_scan_that_does_not_come_is_named(world: World) -> None:
+    """A workload that no scan has reached for long says so; one that came just now waits for the next."""
+    old = datetime.now(UTC) - timedelta(hours=1)
+    waits, back = (world.add_workload(submitted_at=old) for _ in range(2))
+    with world.session() as session:
+        row = session.get_one(Workload, back)
+        events.record(session, "workload.released", tenant=row.tenant, workload=back, attempt=0)
+    codes = {w["id"]: w["reason"]["code"] for w in (await get(world, "/v1/workloads"))["items"]}
+    assert codes == {waits: "scan_overdue", back: "scan_pending"}
+    why = await get(world, f"/v1/workloads/{waits}/why")
+    assert why["summary"].startswith("pending: no scan of the queue has reached it since ")
