@@ -33,6 +33,7 @@ from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.master_key import check_master_key
 from infra.memory import give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
@@ -137,7 +138,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: no database or Temporal address is set, a role is unknown, or `region` came without one.
+        ConfigurationError: no database or Temporal address is set, a role is unknown, `region` came without one, or
+            the master key does not open the database's secrets.
     """
     unknown = sorted(set(roles) - {"control", "region"})
     if unknown or not roles:
@@ -153,6 +155,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         loop.add_signal_handler(number, stop.set)
     engine = open_engine(settings.database, pool_size=16, application=f"mizzen worker {' '.join(roles)}")
     await asyncio.to_thread(upgrade, engine)
+    if "control" in roles:
+        await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
     await asyncio.to_thread(warm)
     client = await _connect(settings, stop)

@@ -7,14 +7,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 from sqlalchemy import Engine
 
-from infra.bootstrap import bootstrap, write_private
+from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap, write_private
 from infra.config import Settings
 from infra.db.session import open_engine
+from infra.errors import StackError
 from infra.stack import temporal
 from infra.stack.fleet import Fleet
 from infra.stack.ports import require_free
@@ -31,10 +33,13 @@ Say = Callable[[str], None]
 class EmbeddedStack:
     """Starts and stops the stack. `data_dir` must be locked by the caller (`infra.stack.lock`)."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say) -> None:
+    def __init__(
+        self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say, *, forget_unreadable_secrets: bool = False
+    ) -> None:
         self.fleet = fleet
         self.data_dir = data_dir
         self._say = say
+        self._forget_unreadable_secrets = forget_unreadable_secrets
         self.supervisor = Supervisor()
         self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
         self._own_postgres = settings.database is None
@@ -77,14 +82,19 @@ class EmbeddedStack:
             StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
         """
         if self._own_postgres:
+            self._refuse_lost_database()
             self.postgres.clear_leftover()
         self._check_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         if self._own_postgres:
             await asyncio.to_thread(self.postgres.initialise)
             self._say("starting Postgres")
-            await self.supervisor.start(self._postgres_child())
-            await asyncio.to_thread(self.postgres.wait_ready, self.supervisor.children[-1].process)
+            child = self._postgres_child()
+            await self.supervisor.start(child)
+            try:
+                await asyncio.to_thread(self.postgres.wait_ready, child.process)
+            except StackError as error:
+                raise StackError(f"{error}\n{child.tail()}") from None
         self._write_config()
         if binary is not None:
             self._say("starting Temporal")
@@ -93,7 +103,11 @@ class EmbeddedStack:
         try:
             buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
             self.operator_key = await asyncio.to_thread(
-                bootstrap, engine, self.data_dir, self.settings.master_key_path, buckets
+                partial(bootstrap, forget_unreadable_secrets=self._forget_unreadable_secrets),
+                engine,
+                self.data_dir,
+                self.settings.master_key_path,
+                buckets,
             )
         finally:
             engine.dispose()
@@ -105,6 +119,14 @@ class EmbeddedStack:
         api = self._server_child("api", ["api"])
         api.ready = self._api_ready
         await self.supervisor.start(api)
+
+    def _refuse_lost_database(self) -> None:
+        key = self.data_dir / OPERATOR_KEY_FILE
+        if key.exists() and not self.postgres.exists():
+            raise StackError(
+                f"data_dir: {key} is an installation's, and its database {self.postgres.data} is gone; restore it from"
+                f" a backup, or remove {key.name} to start with an empty one"
+            )
 
     def _check_ports(self) -> None:
         host = self.settings.api.host
