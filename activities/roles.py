@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from temporalio.client import Client
@@ -29,6 +30,7 @@ from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
 from domain.version import BUILD_ID
+from infra.beat import DISPATCHER, Beat
 from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
@@ -149,6 +151,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
     give_back_freed_memory()
+    beat = Beat.inherited()
+    beating = asyncio.create_task(beat.go_on())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -172,7 +176,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await start_singletons(client)
             await set_schedule(client, settings.tetris.nightly)
-            dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client).run())
+            alive = partial(beat.strike, DISPATCHER)
+            dispatcher = asyncio.create_task(Dispatcher(engine, settings.database, client, alive).run())
             stack.callback(dispatcher.cancel)
         for region in regions if "region" in roles else ():
             # Threads of its own: copies that take hours must not keep others from their turn.
@@ -180,6 +185,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await stack.enter_async_context(region_worker(client, region, engine, settings, threads, held))
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()
+    beating.cancel()
     engine.dispose()
 
 
