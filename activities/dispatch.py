@@ -7,7 +7,7 @@ nobody else's. A row that means nothing to anyone is set aside with an error in 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,12 @@ class _Undeliverable(Exception):
 class Dispatcher:
     """Delivers mail. Several may run at once: then one row may be delivered twice, which its receiver knows."""
 
-    def __init__(self, engine: Engine, database_url: str, client: Client) -> None:
+    def __init__(
+        self, engine: Engine, database_url: str, client: Client, alive: Callable[[], None] = lambda: None
+    ) -> None:
+        """`alive` is called whenever the outbox was looked at, and after each delivery."""
         self._engine = engine
+        self._alive = alive
         self._url = database_url
         self._client = client
         self._due = asyncio.Event()
@@ -101,6 +105,7 @@ class Dispatcher:
     async def _deliver_batch(self) -> bool:
         """Delivers what is due; whether there may be more at once."""
         now_s = time.monotonic()
+        self._alive()
         rows = await in_thread(self._claim, [who for who, rest in self._resting.items() if rest.until_s > now_s])
         gate = asyncio.Semaphore(_AT_ONCE)
         by_receiver: dict[str, list[_Row]] = {}
@@ -120,6 +125,7 @@ class Dispatcher:
                     except _Undeliverable as error:
                         _log.error("outbox: row %d is set aside, nobody can take it: %s", mail.id, error)
                     done.append(mail.id)
+                    self._alive()
 
         results = await asyncio.gather(*(deliver_all(*r) for r in by_receiver.items()), return_exceptions=True)
         await in_thread(self._mark, done)

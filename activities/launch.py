@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from nacl.exceptions import CryptoError
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.staging import bucket_named, failures_shown, is_shown, take_away
 from agent.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain import ids
 from domain.hazard import hazard_per_h
@@ -48,7 +50,12 @@ class LaunchActivities:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
         Carried out again, it writes the same again, but for the region's hazard and which tables are stale there then.
+        Why it cannot be done is the workload's reason until it is done.
         """
+        with failures_shown(self._engine, request):
+            return self._stage(request)
+
+    def _stage(self, request: StageRequest) -> LaunchPlan:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             row = session.get_one(Workload, request.workload_id)
             spec = WorkloadSpec.model_validate(row.spec)
@@ -66,15 +73,20 @@ class LaunchActivities:
             body = archive.body if archive is not None else None
             checkpoint_region = row.checkpoint_region
             hazard = self._hazard(session, region.name)
-        store = open_store(region.bucket_url)
+            failed_before = is_shown(row)
+        with bucket_named(region.name):
+            store = open_store(region.bucket_url)
         launch = self._describe(
             request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard, stale
         )
         self._show_stale(request, launch, attempt.stale_tables)
-        if spec.workdir is not None:
-            self._stage_archive(store, spec.workdir, body)
         key = ids.launch_key(request.workload_id, request.attempt)
-        store.put(key, launch.model_dump_json().encode())
+        with bucket_named(region.name):
+            if spec.workdir is not None:
+                self._stage_archive(store, spec.workdir, body)
+            store.put(key, launch.model_dump_json().encode())
+        if failed_before:
+            take_away(self._engine, request)
         leads: dict[str, list[str]] = defaultdict(list)
         for name, job in launch.jobs.items():
             leads[job.master_machine].append(name)
@@ -177,7 +189,12 @@ class LaunchActivities:
             if row is None:
                 message = f"tenant {spec.tenant} has no secret {name} any more"
                 raise ApplicationError(message, type="MissingSecret")
-            values[name] = decrypt_secret(key, row.box)
+            try:
+                values[name] = decrypt_secret(key, row.box)
+            except CryptoError:
+                path = self._settings.master_key_path
+                message = f"the master key in {path} does not open secret {name} of tenant {spec.tenant}; set it again"
+                raise ApplicationError(message, type="UnreadableSecret") from None
         out = {}
         for name, machine in machines.items():
             here = {task.job for task in tasks if task.machine == name}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from temporalio.client import Client
@@ -31,10 +32,12 @@ from activities.warm import warm
 from activities.workloads import WorkloadActivities
 from domain import ids
 from domain.version import BUILD_ID
+from infra.beat import DISPATCHER, Beat
 from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.master_key import check_master_key
 from infra.memory import give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
@@ -127,7 +130,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: no database or Temporal address is set, a role is unknown, or `region` came without one.
+        ConfigurationError: no database or Temporal address is set, a role is unknown, `region` came without one, or
+            the master key does not open the database's secrets.
     """
     unknown = sorted(set(roles) - {"control", "region"})
     if unknown or not roles:
@@ -137,11 +141,15 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
     give_back_freed_memory()
+    beat = Beat.inherited()
+    beating = asyncio.create_task(beat.go_on())
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = open_engine(settings.database, pool_size=16, application=f"mizzen worker {' '.join(roles)}")
     await asyncio.to_thread(upgrade, engine)
+    if "control" in roles:
+        await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
     await asyncio.to_thread(warm)
     client = await _connect(settings, stop)
@@ -157,7 +165,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await set_schedule(client, settings.tetris.nightly)
             loops = (
-                Dispatcher(engine, settings.database, client).run(),
+                Dispatcher(engine, settings.database, client, partial(beat.strike, DISPATCHER)).run(),
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
             )
@@ -169,6 +177,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await stack.enter_async_context(region_worker(client, region, engine, settings, threads, held))
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()
+    beating.cancel()
     engine.dispose()
 
 

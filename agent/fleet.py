@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import shim
@@ -20,6 +20,7 @@ from agent.config import AgentConfig
 from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
+from infra.beat import EVERY_S, LOOP, Beat, Ear
 from infra.config import TemporalSettings
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -27,6 +28,11 @@ _MAX_RESTART_PAUSE_S = 10.0
 _STEADY_S = 30.0
 """An agent that lived for so long is started again without a pause."""
 _STOP_PATIENCE_S = 20.0
+_STUCK_AFTER_S = 30.0
+_FIRST_SIGN_S = 120.0
+"""An agent may need so long from its start to its first sign of life."""
+_HELD_UP_S = 2.0
+_POLL_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -38,25 +44,32 @@ class _Child:
     due_s: float = 0.0
     """When it may be started again (monotonic)."""
     failures: int = 0
+    ear: Ear = field(default_factory=Ear)
+    heard_s: float = 0.0
+    """When it last gave a sign of life (monotonic), or was started."""
+    speaks: bool = False
+    """It has given a sign since its start."""
 
     @property
     def off(self) -> bool:
         return (self.config.state_dir / POWERED_OFF).exists()
 
 
-def serve_many(configs: Sequence[AgentConfig], temporal: TemporalSettings) -> None:
+def serve_many(
+    configs: Sequence[AgentConfig], temporal: TemporalSettings, *, stuck_after_s: float = _STUCK_AFTER_S
+) -> None:
     """Run the agents of several machines until SIGTERM or SIGINT; their tasks go on. Blocks; call it in a process of
     its own, with one thread, before anything has connected to Temporal.
 
-    An agent that dies is started again, unless its machine was powered off; then it is, once it is powered on. The
-    agents end with this process, however it ends.
+    An agent that dies, or gives no sign of life for `stuck_after_s`, is started again, unless its machine was powered
+    off; then it is, once it is powered on. The agents end with this process, however it ends.
 
     Raises:
         ValueError: two machines share a name or a state folder.
     """
-    for field in ("machine", "state_dir"):
-        if len({str(getattr(config, field)) for config in configs}) < len(configs):
-            raise ValueError(f"{field}: two machines have the same")
+    for name in ("machine", "state_dir"):
+        if len({str(getattr(config, name)) for config in configs}) < len(configs):
+            raise ValueError(f"{name}: two machines have the same")
     if any(config.bucket_url is None or config.bucket_url.startswith("s3:") for config in configs):
         import mizzen.objects.s3  # noqa: F401 - so that the forks share it
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -65,20 +78,72 @@ def serve_many(configs: Sequence[AgentConfig], temporal: TemporalSettings) -> No
     children = [_Child(config) for config in configs]
     try:
         stopping = False
+        beat = Beat.inherited()
         while not stopping:
+            beat.strike()
             for child in children:
                 if child.pid is None and not child.off and time.monotonic() >= child.due_s:
                     _start(child, temporal)
-            # With all of them up there is nothing to look at until a signal comes.
             idle = all(child.pid is not None for child in children)
-            seen = signal.sigtimedwait(_SIGNALS, 3600.0 if idle else 0.5)
-            stopping = seen is not None and seen.si_signo != signal.SIGCHLD
+            pause_s = EVERY_S if idle else EVERY_S / 2
+            began_s = time.monotonic()
+            stopping = _next_signal(_SIGNALS, pause_s) not in (None, signal.SIGCHLD)
             _reap(children)
+            # Time in which this process was itself stopped or starved is no agent's.
+            _kill_stuck(children, stuck_after_s, held_up=time.monotonic() - began_s > pause_s + _HELD_UP_S)
     finally:
         _stop(children)
 
 
+def _next_signal(signals: set[signal.Signals], timeout_s: float) -> int | None:
+    """The first of these blocked signals that comes in time.
+
+    It polls: if this process is stopped while `sigtimedwait` waits, and continued after the time-out, CPython returns
+    a signal that never came.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        seen = signal.sigtimedwait(signals, 0)
+        if seen is not None:
+            return seen.si_signo
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        time.sleep(min(_POLL_S, left_s))
+
+
+def _kill_stuck(children: list[_Child], stuck_after_s: float, *, held_up: bool) -> None:
+    """Kills agents that are stopped or stuck; their tasks go on, and the next agent finds them."""
+    now_s = time.monotonic()
+    for child in children:
+        if child.pid is None:
+            continue
+        if child.ear.take(LOOP):
+            child.heard_s, child.speaks = now_s, True
+        elif held_up:
+            child.heard_s = now_s
+        elif now_s - child.heard_s > (stuck_after_s if child.speaks else max(stuck_after_s, _FIRST_SIGN_S)):
+            _log.warning("agent of %s (pid %d) gives no sign of life; killing it", child.config.machine, child.pid)
+            child.heard_s = now_s
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+
+def _kill_stopped_predecessor(child: _Child) -> None:
+    """An agent of an earlier, killed parent that is stopped by a signal would keep the machine's folder for ever."""
+    other = StateFolder(child.config.state_dir).agent()
+    if other is None or not other.alive():
+        return
+    stat = shim.process_stat(other.pid)
+    if stat is not None and stat[0] in "Tt":
+        _log.warning("agent of %s (pid %d) of an earlier run is stopped; killing it", child.config.machine, other.pid)
+        other.send(signal.SIGKILL)
+
+
 def _start(child: _Child, temporal: TemporalSettings) -> None:
+    _kill_stopped_predecessor(child)
+    child.ear.clear()
+    child.heard_s, child.speaks = time.monotonic(), False
     parent = os.getpid()
     pid = os.fork()
     if pid != 0:
@@ -90,7 +155,7 @@ def _start(child: _Child, temporal: TemporalSettings) -> None:
         os.setpgid(0, 0)  # A Ctrl-C is the parent's to pass on.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() == parent:
-            run_agent(child.config, temporal)
+            run_agent(child.config, temporal, Beat(child.ear.writing))
         code = 0
     except BaseException:
         _log.exception("agent of %s", child.config.machine)
@@ -127,7 +192,7 @@ def _stop(children: list[_Child]) -> None:
                 os.kill(child.pid, signal.SIGTERM)
     give_up_s = time.monotonic() + _STOP_PATIENCE_S
     while any(child.pid is not None for child in children):
-        signal.sigtimedwait({signal.SIGCHLD}, 0.5)
+        _next_signal({signal.SIGCHLD}, 0.5)
         if time.monotonic() > give_up_s:
             for child in children:
                 if child.pid is not None:

@@ -1,15 +1,19 @@
 """Serving the API with uvicorn until SIGINT or SIGTERM."""
 
+import logging
 import signal
 import socket
 from types import FrameType
 
 import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
 
 from api.app import create_app
 from infra.config import Settings
 from infra.errors import StackError
+from infra.master_key import check_master_key
 
+_log = logging.getLogger(__name__)
 GRACEFUL_S = 10
 """How long requests that are being answered may take at a shutdown; streams end at once."""
 
@@ -55,9 +59,14 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
 
     Raises:
         StackError: the port is taken.
-        ConfigurationError: there is no URL of a database.
+        ConfigurationError: there is no URL of a database, or the master key does not open its secrets.
     """
     app = create_app(settings)
+    try:
+        check_master_key(app.state.mizzen.engine, settings.master_key_path)
+    except SQLAlchemyError as error:
+        # Postgres may come later; `put_secret` looks again.
+        _log.warning("the master key could not be compared with the database's secrets: %s", error)
     listener = listener or listen(settings.api.host, settings.api.port)
     config = uvicorn.Config(
         app,

@@ -33,6 +33,7 @@ class ReasonCode(StrEnum):
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
+    STAGING_FAILED = "staging_failed"
     COPYING_CHECKPOINT = "copying_checkpoint"
     STARTING_TASKS = "starting_tasks"
     RUNNING = "running"
@@ -91,6 +92,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RESERVED: "slots that free up in region {region} are kept for it; expected to start at {starts_at}",
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.WAITING_FOR_VICTIMS: "waits until {victims} give up their slots",
+    ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; tried again until it can",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
     ReasonCode.STARTING_TASKS: "starting {tasks} tasks on {machines} machines",
     ReasonCode.RUNNING: "attempt {attempt} runs in {region} since {since}",

@@ -11,7 +11,8 @@ from infra.db.logs import Audit
 from infra.db.migrate import upgrade
 from infra.db.models import ApiKey, Region
 from infra.db.session import transaction
-from infra.keys import hash_api_key, load_master_key, new_api_key
+from infra.keys import hash_api_key, new_api_key
+from infra.master_key import settle_master_key
 
 OPERATOR_KEY_FILE = "operator.key"
 
@@ -25,15 +26,30 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
-def bootstrap(engine: Engine, data_dir: Path, master_key: Path, buckets: Mapping[str, str]) -> str:
+def bootstrap(
+    engine: Engine,
+    data_dir: Path,
+    master_key: Path,
+    buckets: Mapping[str, str],
+    *,
+    forget_unreadable_secrets: bool = False,
+) -> str:
     """Brings the database up to date, adds regions (name to bucket URL) that it lacks, and returns the operator's key.
 
     The key is made at the first call and kept in `data_dir`; the database has its hash only.
+
+    Raises:
+        ConfigurationError: the master key does not open the database's secrets, and they are not to be forgotten.
     """
     upgrade(engine)
-    load_master_key(master_key, create=True)
+    settle_master_key(engine, master_key, forget_unreadable=forget_unreadable_secrets)
     path = data_dir / OPERATOR_KEY_FILE
     if path.exists():
         key = path.read_text().strip()

@@ -201,6 +201,17 @@ class TetrisSettings(_Section):
     nightly: NightlySettings = NightlySettings()
 
 
+class LivenessSettings(_Section):
+    """How `mizzen up` finds parts of its stack that run and do nothing."""
+
+    interval_s: float = Field(5.0, gt=0)
+    """How often each part is asked."""
+    timeout_s: float = Field(5.0, gt=0)
+    """How long an answer may take."""
+    restart_after_s: float = Field(30.0, gt=0)
+    """A part that has given no answer for so long is killed and started again; tasks go on."""
+
+
 class Settings(_Section):
     """All settings of an installation."""
 
@@ -215,6 +226,7 @@ class Settings(_Section):
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
     tetris: TetrisSettings = TetrisSettings()
+    liveness: LivenessSettings = LivenessSettings()
     fleet: Path | None = None
     """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
     master_key: Path | None = None

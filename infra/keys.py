@@ -1,6 +1,7 @@
 """API keys and the master key: made, stored as hashes, and used to seal secrets."""
 
 import base64
+import contextlib
 import hashlib
 import os
 import secrets
@@ -33,12 +34,7 @@ def load_master_key(path: Path, *, create: bool = False) -> bytes:
         ConfigurationError: there is no such file, or it does not hold 32 bytes in base64.
     """
     if create and not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(base64.b64encode(secrets.token_bytes(SecretBox.KEY_SIZE)))
-            file.flush()
-            os.fsync(file.fileno())
+        _create_master_key(path)
     try:
         key = base64.b64decode(path.read_bytes(), validate=True)
     except (OSError, ValueError) as error:
@@ -46,6 +42,22 @@ def load_master_key(path: Path, *, create: bool = False) -> bytes:
     if len(key) != SecretBox.KEY_SIZE:
         raise ConfigurationError(f"master_key: {path} holds {len(key)} bytes, it must hold {SecretBox.KEY_SIZE}")
     return key
+
+
+def _create_master_key(path: Path) -> None:
+    """Writes a new key, as a whole; another process that does the same at once wins or loses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(base64.b64encode(secrets.token_bytes(SecretBox.KEY_SIZE)))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink()
 
 
 def encrypt_secret(master_key: bytes, value: str) -> bytes:

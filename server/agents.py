@@ -54,7 +54,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 attend_interval_s=min(5.0, settings.lifecycle.heartbeat_timeout_s / 4),
             )
         )
-    serve_many(configs, settings.temporal)
+    serve_many(configs, settings.temporal, stuck_after_s=settings.liveness.restart_after_s)
 
 
 def run_agent(settings: Settings, options: dict[str, Any]) -> None:

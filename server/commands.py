@@ -44,6 +44,12 @@ def _connection_options(command: F) -> F:
     return command
 
 
+def _forget_option(command: F) -> F:
+    """The option that gives secrets up."""
+    said = "Delete secrets that the master key does not open, where it was lost; tenants set them again."
+    return click.option("--forget-unreadable-secrets", is_flag=True, help=said)(command)
+
+
 def simulate_options(command: F) -> F:
     """The options of `mizzen simulate`."""
     path = click.Path(path_type=Path)
@@ -111,6 +117,7 @@ def run_command(work: Callable[[], Any]) -> None:
 @click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
 @click.option("--temporal-port", type=int, help="Port of the embedded Temporal server (default: 7233).")
 @click.option("--temporal-ui-port", type=int, help="Port of its UI (default: 8233).")
+@_forget_option
 def up(**options: Any) -> None:
     """Start the whole stack on this machine and stay; Ctrl-C saves workloads and stops it."""
     from server.up import run_up
@@ -123,7 +130,8 @@ def up(**options: Any) -> None:
         "database_port": options["database_port"],
         "temporal": {"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
     }
-    run_command(lambda: asyncio.run(run_up(_settings(options, **more))))
+    forget = options["forget_unreadable_secrets"]
+    run_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
 
 
 @click.command()
@@ -142,11 +150,13 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
 @_connection_options
 @click.option("--data-dir", type=_FOLDER, help="Folder for the operator's key and the master key.")
 @click.option("--region", "regions", multiple=True, metavar="NAME=BUCKET", help="A region and its bucket's URL.")
-def init(regions: tuple[str, ...], data_dir: Path | None, **options: Any) -> None:
+@_forget_option
+def init(regions: tuple[str, ...], data_dir: Path | None, forget_unreadable_secrets: bool, **options: Any) -> None:
     """Prepare an existing Postgres: the schema, regions, the first operator's key. May be run again."""
     from server.init import run_init
 
-    run_command(lambda: run_init(_settings(options, data_dir=data_dir), regions))
+    forget = forget_unreadable_secrets
+    run_command(lambda: run_init(_settings(options, data_dir=data_dir), regions, forget_unreadable_secrets=forget))
 
 
 @click.command()

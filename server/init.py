@@ -12,8 +12,10 @@ from infra.errors import ConfigurationError
 from mizzen.objects.store import open_store
 
 
-def run_init(settings: Settings, regions: Sequence[str]) -> int:
+def run_init(settings: Settings, regions: Sequence[str], *, forget_unreadable_secrets: bool = False) -> int:
     """Migrates the schema, adds regions (`NAME=BUCKET`), and makes the keys that are not there yet.
+
+    `forget_unreadable_secrets`: secrets that the master key does not open are deleted instead of refused.
 
     Raises:
         ConfigurationError: no database is set, or a region is not of that form.
@@ -24,7 +26,13 @@ def run_init(settings: Settings, regions: Sequence[str]) -> int:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     engine = open_engine(settings.database, pool_size=1)
     try:
-        bootstrap(engine, settings.data_dir.resolve(), settings.master_key_path, buckets)
+        bootstrap(
+            engine,
+            settings.data_dir.resolve(),
+            settings.master_key_path,
+            buckets,
+            forget_unreadable_secrets=forget_unreadable_secrets,
+        )
     finally:
         engine.dispose()
     click.echo(f"operator's key  {settings.data_dir / OPERATOR_KEY_FILE}", err=True)

@@ -16,8 +16,10 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-async def run_up(settings: Settings) -> int:
+async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False) -> int:
     """Starts the stack, stays until Ctrl-C or SIGTERM, and leaves no process behind.
+
+    `forget_unreadable_secrets`: secrets that the master key does not open are deleted instead of refused.
 
     Raises:
         MizzenError: something that the operator can mend.
@@ -32,7 +34,7 @@ async def run_up(settings: Settings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked)
     with data_folder(settings.data_dir) as folder:
-        stack = EmbeddedStack(settings, fleet, folder, _say)
+        stack = EmbeddedStack(settings, fleet, folder, _say, forget_unreadable_secrets=forget_unreadable_secrets)
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())
         try:

@@ -50,6 +50,8 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server.wait_ready(process)
+        with psycopg.connect(server.superuser_url, autocommit=True) as connection:
+            connection.execute("alter role mizzen createdb")  # Tests copy databases; mizzen itself has one.
         yield server.url
     finally:
         process.send_signal(2)

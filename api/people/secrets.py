@@ -16,6 +16,7 @@ from api.views import View, write_audit
 from infra.db.models import Secret, Tenant
 from infra.errors import ConfigurationError
 from infra.keys import encrypt_secret, load_master_key
+from infra.master_key import opens
 
 MAX_SECRET = 32 << 10
 router = APIRouter(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependencies=[JsonOnly])
@@ -83,8 +84,15 @@ def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> 
 
 def _master_key(state: State) -> bytes:
     try:
-        return load_master_key(state.settings.master_key_path)
+        key = load_master_key(state.settings.master_key_path)
     except ConfigurationError:
         raise Problem(
             Kind.NOT_READY, "the API process has no master key, so that it cannot keep secrets; set master_key"
         ) from None
+    with state.transaction() as session:
+        known = session.scalars(select(Secret.box).order_by(Secret.updated_at.desc()).limit(1)).first()
+    if known is not None and not opens(key, known):
+        raise Problem(
+            Kind.NOT_READY, "the API process has another master key than that of the secrets there are; set master_key"
+        )
+    return key

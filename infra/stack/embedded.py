@@ -7,35 +7,44 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from infra.bootstrap import bootstrap, write_private
+from infra.beat import Ear
+from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap, write_private
 from infra.config import Settings
-from infra.db.session import open_engine
-from infra.stack import temporal
+from infra.db import events
+from infra.db.session import open_engine, transaction
+from infra.errors import StackError
+from infra.stack import probes, temporal
 from infra.stack.fleet import Fleet
+from infra.stack.liveness import Probe
 from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.withdraw import withdraw
-from infra.temporal_client import connect
 
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
+_EVENT_TRIES = 30
 Say = Callable[[str], None]
 
 
 class EmbeddedStack:
     """Starts and stops the stack. `data_dir` must be locked by the caller (`infra.stack.lock`)."""
 
-    def __init__(self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say) -> None:
+    def __init__(
+        self, settings: Settings, fleet: Fleet, data_dir: Path, say: Say, *, forget_unreadable_secrets: bool = False
+    ) -> None:
         self.fleet = fleet
         self.data_dir = data_dir
         self._say = say
-        self.supervisor = Supervisor()
+        self._forget_unreadable_secrets = forget_unreadable_secrets
+        self.supervisor = Supervisor(settings.liveness, self._show_restart)
         self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
         self._own_postgres = settings.database is None
         self._own_temporal = settings.temporal.address is None
@@ -77,14 +86,19 @@ class EmbeddedStack:
             StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
         """
         if self._own_postgres:
+            self._refuse_lost_database()
             self.postgres.clear_leftover()
         self._check_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         if self._own_postgres:
             await asyncio.to_thread(self.postgres.initialise)
             self._say("starting Postgres")
-            await self.supervisor.start(self._postgres_child())
-            await asyncio.to_thread(self.postgres.wait_ready, self.supervisor.children[-1].process)
+            child = self._postgres_child()
+            await self.supervisor.start(child)
+            try:
+                await asyncio.to_thread(self.postgres.wait_ready, child.process)
+            except StackError as error:
+                raise StackError(f"{error}\n{child.tail()}") from None
         self._write_config()
         if binary is not None:
             self._say("starting Temporal")
@@ -93,18 +107,31 @@ class EmbeddedStack:
         try:
             buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
             self.operator_key = await asyncio.to_thread(
-                bootstrap, engine, self.data_dir, self.settings.master_key_path, buckets
+                partial(bootstrap, forget_unreadable_secrets=self._forget_unreadable_secrets),
+                engine,
+                self.data_dir,
+                self.settings.master_key_path,
+                buckets,
             )
         finally:
             engine.dispose()
         self._say("starting workers, the API and node agents")
         regions = [argument for r in self.fleet.regions for argument in ("--region", r.name)]
         roles = ["--role", "control", "--role", "region"]
-        await self.supervisor.start(self._server_child("worker", ["worker", *roles, *regions]))
-        await self.supervisor.start(self._server_child("agents", ["agents", "--fleet", str(self._fleet_file())]))
+        await self.supervisor.start(self._beating_child("worker", ["worker", *roles, *regions], dispatches=True))
+        await self.supervisor.start(self._beating_child("agents", ["agents", "--fleet", str(self._fleet_file())]))
         api = self._server_child("api", ["api"])
         api.ready = self._api_ready
+        api.probes = [probes.http(f"{self.api_url}/healthz")]
         await self.supervisor.start(api)
+
+    def _refuse_lost_database(self) -> None:
+        key = self.data_dir / OPERATOR_KEY_FILE
+        if key.exists() and not self.postgres.exists():
+            raise StackError(
+                f"data_dir: {key} is an installation's, and its database {self.postgres.data} is gone; restore it from"
+                f" a backup, or remove {key.name} to start with an empty one"
+            )
 
     def _check_ports(self) -> None:
         host = self.settings.api.host
@@ -129,24 +156,51 @@ class EmbeddedStack:
         return self.data_dir / "run" / "log" / f"{name}.log"
 
     def _postgres_child(self) -> Child:
-        return Child("postgres", self.postgres.command(), self._log_file("postgres"), signal.SIGINT, 30.0)
+        child = Child("postgres", self.postgres.command(), self._log_file("postgres"), signal.SIGINT, 30.0)
+        backends = probes.Backends(lambda: child.process.pid if child.is_running() and child.process else None)
+        answers = probes.query(lambda: self.postgres.url)
+
+        async def ask() -> bool:
+            killed = backends.look()
+            if killed:
+                _log.warning("postgres: processes %s were stopped and have been killed; it recovers", killed)
+            return await answers.ask()
+
+        child.probes = [Probe(answers.what, ask)]
+        return child
 
     def _temporal_child(self, binary: Path) -> Child:
         state = self.data_dir / "temporal.db"
         command = [*dies_with_parent(), *temporal.command(binary, state, self.settings.temporal)]
-
-        async def ready() -> bool:
-            try:
-                client = await connect(self.settings.temporal)
-                return await client.service_client.check_health()
-            except RuntimeError:
-                return False
-
-        return Child("temporal", command, self._log_file("temporal"), ready=ready)
+        health = probes.Health(self.settings.temporal)
+        return Child("temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()])
 
     def _server_child(self, name: str, arguments: list[str]) -> Child:
         command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]
         return Child(name, command, self._log_file(name))
+
+    def _beating_child(self, name: str, arguments: list[str], *, dispatches: bool = False) -> Child:
+        child = self._server_child(name, arguments)
+        child.ear = Ear()
+        child.probes = probes.beats(child.ear, dispatches=dispatches)
+        return child
+
+    async def _show_restart(self, name: str, why: str) -> None:
+        """Writes an event that a part was restarted, once Postgres takes it."""
+        for _ in range(_EVENT_TRIES):
+            try:
+                await asyncio.to_thread(self._write_event, name, why)
+                return
+            except SQLAlchemyError:
+                await asyncio.sleep(2.0)
+
+    def _write_event(self, name: str, why: str) -> None:
+        engine = open_engine(self.database_url, pool_size=1)
+        try:
+            with transaction(engine) as session:
+                events.record(session, "stack.restarted", detail={"part": name, "because": why})
+        finally:
+            engine.dispose()
 
     async def _api_ready(self) -> bool:
         try:

@@ -1,4 +1,6 @@
-"""Keeps child processes running: starts them in order, restarts those that die, stops them in the opposite order."""
+"""Keeps child processes running: starts them in order, restarts those that die or are stuck, stops them in the opposite
+order.
+"""
 
 import asyncio
 import logging
@@ -7,11 +9,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.beat import VARIABLE, Ear
+from infra.config import LivenessSettings
 from infra.errors import StackError
+from infra.stack.liveness import Liveness, Part, Probe
 
 _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -43,12 +48,23 @@ class Child:
     ready: Callable[[], Awaitable[bool]] | None = None
     """Asked until True before the next child is started."""
     ready_timeout_s: float = 60.0
+    probes: Sequence[Probe] = ()
+    ear: Ear | None = None
+    """Hears the process's signs of life, where it gives any."""
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
+    started_s: float = 0.0
+    """When the process was last started (monotonic)."""
+    killed_because: str | None = None
+    """Why the supervisor killed the process, until it is started again."""
 
     def launch(self) -> None:
         """Starts the process in a session of its own: a Ctrl-C at the terminal reaches the supervisor alone."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        beat = {VARIABLE: str(self.ear.writing)} if self.ear is not None else {}
+        if self.ear is not None:
+            self.ear.clear()
+        self.started_s = time.monotonic()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -56,8 +72,13 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, **beat},
+                pass_fds=() if self.ear is None else (self.ear.writing,),
             )
+
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self.process is not None and self.process.poll() is None
 
     def tail(self, lines: int = 5) -> str:
         """The last lines of its log."""
@@ -70,9 +91,15 @@ class Child:
 class Supervisor:
     """A list of children, in the order of their start."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, liveness: LivenessSettings | None = None, on_restart: Callable[[str, str], Awaitable[None]] | None = None
+    ) -> None:
+        """`liveness`: when a part counts as stuck; `on_restart` is told a child's name and why it was restarted."""
         self.children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
+        self._telling: set[asyncio.Task[None]] = set()
+        self._liveness = Liveness(liveness or LivenessSettings(), self._kill)
+        self._on_restart = on_restart
         self._stopping = False
 
     async def start(self, child: Child) -> None:
@@ -91,7 +118,16 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise StackError(f"{child.name}: not ready after {child.ready_timeout_s:.0f} s\n{child.tail()}")
             await asyncio.sleep(0.05)
+        if not self._watchers:
+            self._watchers.append(asyncio.create_task(self._liveness.run(lambda: self.children)))
         self._watchers.append(asyncio.create_task(self._keep(child)))
+
+    @staticmethod
+    def _kill(part: Part, why: str) -> None:
+        assert isinstance(part, Child)
+        if part.is_running() and part.process is not None:
+            part.killed_because = why
+            part.process.kill()
 
     async def _keep(self, child: Child) -> None:
         failures, started = 0, time.monotonic()
@@ -102,7 +138,10 @@ class Supervisor:
                 continue
             failures = 0 if time.monotonic() - started > _STEADY_S else failures
             pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-            _log.warning("%s ended with %s; starting it again in %.1f s", child.name, child.process.returncode, pause_s)
+            why = child.killed_because or f"it ended with {child.process.returncode}"
+            child.killed_because = None
+            _log.warning("%s is started again in %.1f s: %s", child.name, pause_s, why)
+            self._tell(child.name, why)
             await asyncio.sleep(pause_s)
             failures += 1
             started = time.monotonic()
@@ -110,14 +149,23 @@ class Supervisor:
             if not self._stopping:
                 child.launch()
 
+    def _tell(self, name: str, why: str) -> None:
+        if self._on_restart is not None:
+            telling = asyncio.ensure_future(self._on_restart(name, why))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
     async def stop(self) -> None:
         """Stops all children, the last started first; those that do not end in time are killed."""
         self._stopping = True
-        for watcher in self._watchers:
+        ending = [*self._watchers, *self._telling]
+        for watcher in ending:
             watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         for child in reversed(self.children):
             await asyncio.to_thread(stop_process, child)
+            if child.ear is not None:
+                child.ear.close()
         self.children.clear()
 
 

@@ -1,0 +1,85 @@
+"""Why a placed workload cannot be staged: shown as its reason, like any other wait, while the activity is retried."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from temporalio.exceptions import ApplicationError, CancelledError
+
+from domain.phases import Phase
+from domain.protocol import StageRequest
+from domain.reasons import Reason, ReasonCode
+from infra.db import events
+from infra.db.models import Workload
+from infra.db.session import transaction
+
+_SHOWN_CHARACTERS = 500
+
+
+@contextmanager
+def bucket_named(region: str) -> Iterator[None]:
+    """Says which bucket it was that failed.
+
+    Raises:
+        ApplicationError: whatever the store raised, with the region's name before it.
+    """
+    try:
+        yield
+    except (ApplicationError, CancelledError):
+        raise
+    except Exception as error:
+        message = f"the bucket of region {region}: {error or type(error).__name__}"
+        raise ApplicationError(message, type="Bucket") from error
+
+
+@contextmanager
+def failures_shown(engine: Engine, request: StageRequest) -> Iterator[None]:
+    """Writes why staging failed to the workload's row, with an event for each new cause.
+
+    Raises:
+        Exception: what staging raised.
+    """
+    try:
+        yield
+    except (CancelledError, SQLAlchemyError):
+        raise
+    except Exception as error:
+        if not (isinstance(error, ApplicationError) and error.non_retryable):
+            _show(engine, request, str(error) or type(error).__name__)
+        raise
+
+
+def _show(engine: Engine, request: StageRequest, error: str) -> None:
+    with transaction(engine) as session:
+        row = session.get(Workload, request.workload_id, with_for_update=True)
+        if row is None or row.attempt != request.attempt or row.phase != Phase.PLACING:
+            return
+        shown = error[:_SHOWN_CHARACTERS]
+        reason = Reason(ReasonCode.STAGING_FAILED, {"region": row.region, "error": shown})
+        row.reason = reason.to_json()
+        cause = hashlib.sha256(shown.encode()).hexdigest()[:16]
+        events.record(
+            session,
+            "workload.staging_failed",
+            tenant=row.tenant,
+            workload=row.id,
+            attempt=row.attempt,
+            region=row.region,
+            reason=reason,
+            dedup=f"{row.attempt}:staging:{cause}",
+        )
+
+
+def is_shown(row: Workload) -> bool:
+    """Whether the workload's reason is that it could not be staged."""
+    return (row.reason or {}).get("code") == ReasonCode.STAGING_FAILED
+
+
+def take_away(engine: Engine, request: StageRequest) -> None:
+    """Staging succeeded: what was shown before is no reason any more."""
+    with transaction(engine) as session:
+        row = session.get_one(Workload, request.workload_id, with_for_update=True)
+        if row.attempt == request.attempt and is_shown(row):
+            row.reason = None
