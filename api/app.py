@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import auth, bodies, health, metrics, openapi, problems
+from api import auth, bodies, health, limits, metrics, openapi, problems
 from api.data import archives, instance, nights, partitions, tables, usage
 from api.fleet import machines, regions, snapshot
 from api.people import audit, keys, secrets, tenants
@@ -42,7 +42,8 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
     # The last one added sees a request first.
-    app.add_middleware(bodies.Limits, settings=settings.api)
-    app.add_middleware(auth.Authentication, engine=state.engine)
+    app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
+    app.add_middleware(limits.Admission, settings=settings.limits)
+    app.add_middleware(auth.Authentication, engine=state.authentication_engine, threads=state.threads.authentication)
     app.add_middleware(metrics.Counting, metrics=state.metrics)
     return app

@@ -6,17 +6,18 @@ The key is looked up before anything else of a request under `/v1` is read. Endp
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.problems import Kind, Problem, not_found, of_database
+from api.threads import Pool
 from infra.db.models import ApiKey
 from infra.db.session import transaction
 from infra.keys import hash_api_key
@@ -63,6 +64,12 @@ class Caller:
             raise not_found("tenant", tenant)
 
 
+def caller_of(scope: Scope) -> Caller | None:
+    """Who sent the request of `scope`; None before authentication, and where none is needed."""
+    caller = scope.get(_CALLER)
+    return caller if isinstance(caller, Caller) else None
+
+
 def authenticate(engine: Engine, authorization: str | None) -> Caller:
     """The caller with this `Authorization` header.
 
@@ -90,11 +97,16 @@ def _refusal(detail: str, challenge: str) -> Problem:
 
 
 class Authentication:
-    """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key."""
+    """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key.
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    Keys are looked up in `threads` and over `engine`, which nothing else uses, so requests that hang keep nobody from
+    logging in.
+    """
+
+    def __init__(self, app: ASGIApp, engine: Engine, threads: Pool) -> None:
         self._app = app
         self._engine = engine
+        self._threads = threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -103,7 +115,7 @@ class Authentication:
             return
         try:
             given = Headers(scope=scope).get("authorization")
-            scope[_CALLER] = await run_in_threadpool(authenticate, self._engine, given)
+            scope[_CALLER] = await self._threads.run(partial(authenticate, self._engine, given))
         except Problem as problem:
             await problem.response()(scope, receive, send)
         except SQLAlchemyError as error:
@@ -125,8 +137,8 @@ async def _caller(
     request: Request,
     _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> Caller:
-    caller = request.scope.get(_CALLER)
-    if not isinstance(caller, Caller):
+    caller = caller_of(request.scope)
+    if caller is None:
         raise _refusal("send an API key: Authorization: Bearer mzn_...", _CHALLENGE)
     for scope in scopes.scopes:
         role = Role(scope)

@@ -60,7 +60,7 @@ class IdentityView(View):
 
 
 @router.get("/whoami", summary="Whose key this is")
-def whoami(caller: Viewer) -> IdentityView:
+async def whoami(caller: Viewer) -> IdentityView:
     """The key's id, role and tenant."""
     return IdentityView(id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label)
 

@@ -212,7 +212,7 @@ def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[Wor
     buckets["north"].put("tables/digits/a.bin", b"12345")
     app = create_app(given)
     yield World(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
-    app.state.mizzen.engine.dispose()
+    app.state.mizzen.dispose()
     engine.dispose()
 
 

@@ -54,7 +54,7 @@ class Pauses:
             self._deadline = now + self._patience_s
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._tries)
         # Many clients that lost the same server must not all come back at the same moment.
-        pause_s = max(at_least_s, random.uniform(longest_s / 2, longest_s))
+        pause_s = at_least_s + random.uniform(longest_s / 2, longest_s)
         if now + pause_s > self._deadline:
             raise error
         self._on_retry(str(error), self._deadline - now)
