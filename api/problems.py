@@ -15,12 +15,14 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:mizzen:problem:"
 MAX_ERRORS = 100
 """Errors listed in one answer at most."""
 _MAX_SHOWN = 200
+_REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
 
 
@@ -124,6 +126,7 @@ class Problem(HTTPException):
         self.kind = kind
         self.errors = tuple(errors)
         self.limit = limit
+        self.is_hidden = False
 
     def to_json(self) -> dict[str, Any]:
         """The problem document."""
@@ -165,9 +168,16 @@ class ProblemView(BaseModel):
     limit: LimitView | None = Field(None, description="With limit-exceeded: which limit")
 
 
-def not_found(what: str, name: str) -> Problem:
-    """404: there is no `what` of this name, or none that the caller may see."""
-    return Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+def not_found(what: str, name: str, *, is_hidden: bool = False) -> Problem:
+    """404: there is no `what` of this name, or (`is_hidden`, which only operators learn) it is another tenant's."""
+    problem = Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+    problem.is_hidden = is_hidden
+    return problem
+
+
+def is_refusal(scope: Scope) -> bool:
+    """Whether a request was refused without saying so: its answer is as if there were nothing."""
+    return bool(scope.get(_REFUSED))
 
 
 def invalid(path: str, message: str, value: object = None) -> Problem:
@@ -278,6 +288,8 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, Problem) and error.is_hidden:
+            request.scope[_REFUSED] = True
         return (error if isinstance(error, Problem) else _of_http(error, request)).response()
 
     async def validation(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from temporalio.client import Client
 
 from api.data.inspection import Uploads
 from api.metrics import Metrics
+from api.refusals import Recorder
 from api.streams.hub import Hub
 from api.threads import Threads
 from infra.config import Settings
@@ -40,6 +41,7 @@ class State:
         )
         """Connections for looking up keys: those of requests may all be in use."""
         self.threads = Threads()
+        self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
@@ -69,6 +71,7 @@ class State:
     async def aclose(self) -> None:
         """Ends all streams and closes the connections to Postgres."""
         await self.hub.aclose()
+        await self.refusals.aclose()
         self.threads.close()
         self.dispose()
 

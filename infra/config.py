@@ -47,6 +47,10 @@ class ApiSettings(_Section):
     max_unpacked_bytes: int = Field(512 << 20, gt=0)
     """What an archive may hold once it is unpacked."""
     max_archive_members: int = Field(20_000, gt=0)
+    key_warning_s: float = Field(14 * 86400.0, ge=0)
+    """How long before a key expires its answers begin to say so."""
+    audited_refusals: int = Field(100, gt=0)
+    """Entries an hour that refused requests and failed logins may make in the audit list; the rest is one entry."""
 
 
 class LimitSettings(_Section):

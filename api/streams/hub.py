@@ -200,7 +200,7 @@ class Hub:
 
     def _good(self, keys: set[str]) -> set[str]:
         with transaction(self._engine) as session:
-            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.revoked_at.is_(None))
+            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.is_good())
             return set(session.scalars(wanted))
 
     def _position(self) -> Cursor:

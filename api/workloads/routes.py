@@ -79,7 +79,10 @@ async def submit_workload(
     if dry_run:
         spec = await run_in_threadpool(_admit, state, caller, request, body)
         response.status_code = 200
-        return Response((await _dry_run(state, spec)).model_dump_json(), media_type="application/json")
+        planned = await _dry_run(state, spec)
+        victims = await run_in_threadpool(_seen, state, caller, planned.victims)
+        planned = planned.model_copy(update={"victims": victims, "other_victims": len(planned.victims) - len(victims)})
+        return Response(planned.model_dump_json(), media_type="application/json")
     made = await run_in_threadpool(submit, state, caller, request, body, key)
     response.headers["Location"] = f"/v1/workloads/{made.id}"
     return made
@@ -89,6 +92,16 @@ def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> Wo
     value = parse(request, body)
     with state.transaction() as session:
         return admit(session, caller, value)
+
+
+def _seen(state: State, caller: Submitter, workloads: list[str]) -> list[str]:
+    """Those of `workloads` that the caller may see."""
+    if caller.tenant is None or not workloads:
+        return workloads
+    with state.transaction() as session:
+        own = select(Workload.id).where(Workload.id.in_(workloads), Workload.tenant == caller.tenant)
+        seen = set(session.scalars(own))
+    return [workload for workload in workloads if workload in seen]
 
 
 async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
@@ -110,7 +123,7 @@ async def _dry_run(state: State, spec: WorkloadSpec) -> DryRunView:
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
-        machines=result.machines, victims=result.victims, reasons=reasons,
+        machines=result.machines, victims=result.victims, other_victims=0, reasons=reasons,
     )  # fmt: skip
 
 

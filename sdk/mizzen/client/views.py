@@ -145,6 +145,7 @@ class DryRun(TypedDict):
     region: str | None
     machines: list[str]
     victims: list[str]
+    other_victims: int
     reasons: list[Reason]
 
 
@@ -269,6 +270,7 @@ class Key(TypedDict):
     label: str
     created_at: str
     revoked_at: str | None
+    expires_at: str | None
 
 
 class NewKey(Key):
@@ -284,6 +286,7 @@ class Identity(TypedDict):
     role: Role
     tenant: str | None
     label: str
+    expires_at: str | None
 
 
 class Slots(TypedDict):
