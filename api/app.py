@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import auth, bodies, health, metrics, openapi, problems
+from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
 from api.data import archives, instance, nights, partitions, tables, usage
 from api.fleet import machines, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
@@ -18,7 +18,7 @@ from infra.config import Settings
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, machines.router, removal.router, snapshot.router, tables.router,
-    partitions.router, usage.router, instance.router, nights.router, archives.router, health.router,
+    partitions.router, usage.router, instance.router, nights.router, archives.router, health.router, reference.router,
 )  # fmt: skip
 
 
@@ -35,14 +35,21 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         await state.aclose()
 
-    app = FastAPI(title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
     app.state.mizzen = state
     for router in _ROUTERS:
         app.include_router(router)
     problems.install(app)
     openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
     # The last one added sees a request first.
-    app.add_middleware(bodies.Limits, settings=settings.api)
-    app.add_middleware(auth.Authentication, engine=state.engine)
+    app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
+    app.add_middleware(limits.Admission, settings=settings.limits)
+    app.add_middleware(
+        auth.Authentication, engine=state.authentication_engine, threads=state.threads.authentication,
+        warning_s=settings.api.key_warning_s,
+    )  # fmt: skip
+    app.add_middleware(refusals.Noting, recorder=state.refusals)
     app.add_middleware(metrics.Counting, metrics=state.metrics)
     return app

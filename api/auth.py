@@ -5,23 +5,29 @@ The key is looked up before anything else of a request under `/v1` is read. Endp
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import Kind, Problem, not_found, of_database
+from api.threads import Pool
 from infra.db.models import ApiKey
 from infra.db.session import transaction
 from infra.keys import hash_api_key
 
 _CALLER = "mizzen.caller"
+_FAILURE = "mizzen.login-failure"
+_NO_KEY = "send an API key: Authorization: Bearer mzn_..."
+EXPIRY_HEADER = "mizzen-key-expires"
+"""On answers to a key that expires soon: when."""
 _CHALLENGE = 'Bearer realm="mizzen"'
 
 
@@ -46,6 +52,7 @@ class Caller:
     tenant: str | None
     """Sees and touches only this tenant's things; None: all."""
     label: str
+    expires_at: datetime | None = None
 
     def may(self, role: Role) -> bool:
         """Whether it has at least `role`. Operators act on everyone's things, so a key with a tenant is never one."""
@@ -60,41 +67,71 @@ class Caller:
     def require_tenant(self, tenant: str) -> None:
         """Refuses what belongs to another tenant, as if it were not there."""
         if not self.sees(tenant):
-            raise not_found("tenant", tenant)
+            raise not_found("tenant", tenant, is_hidden=True)
+
+
+def caller_of(scope: Scope) -> Caller | None:
+    """Who sent the request of `scope`; None before authentication, and where none is needed."""
+    caller = scope.get(_CALLER)
+    return caller if isinstance(caller, Caller) else None
 
 
 def authenticate(engine: Engine, authorization: str | None) -> Caller:
     """The caller with this `Authorization` header.
 
-    Unknown, malformed and revoked keys get the same answer. The key is looked up by its hash, so the time that it
-    takes tells nothing about the keys there are.
+    Unknown and revoked keys get the same answer. The key is looked up by its hash, so the time that it takes tells
+    nothing about the keys there are.
 
     Raises:
-        Problem: 401.
+        LoginFailed: 401.
     """
     scheme, _, key = (authorization or "").strip().partition(" ")
     key = key.strip()
     if not authorization:
-        raise _refusal("send an API key: Authorization: Bearer mzn_...", _CHALLENGE)
+        raise LoginFailed("no key", _NO_KEY)
     if scheme.lower() != "bearer" or not key:
-        raise _refusal("the Authorization header must have the form: Bearer mzn_...", _CHALLENGE)
+        raise LoginFailed("no bearer token", "the Authorization header must have the form: Bearer mzn_...")
     with transaction(engine) as session:
-        row = session.scalar(select(ApiKey).where(ApiKey.sha256 == hash_api_key(key), ApiKey.revoked_at.is_(None)))
-    if row is None:
-        raise _refusal("the API key is not known, or was revoked", f'{_CHALLENGE}, error="invalid_token"')
-    return Caller(row.id, Role(row.role), row.tenant, row.label)
+        row = session.scalar(select(ApiKey).where(ApiKey.sha256 == hash_api_key(key)))
+        now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    if row is None or row.revoked_at is not None:
+        why = "unknown key" if row is None else "revoked key"
+        raise LoginFailed(why, "the API key is not known, or was revoked", row, is_token=True)
+    if row.expires_at is not None and row.expires_at <= now:
+        detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; ask for another one"
+        raise LoginFailed("expired key", detail, row, is_token=True)
+    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at)
 
 
-def _refusal(detail: str, challenge: str) -> Problem:
-    return Problem(Kind.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+class LoginFailed(Problem):
+    """401, with what the audit list says of it: never the key that was given."""
+
+    def __init__(self, why: str, detail: str, row: ApiKey | None = None, *, is_token: bool = False) -> None:
+        challenge = f'{_CHALLENGE}, error="invalid_token"' if is_token else _CHALLENGE
+        super().__init__(Kind.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+        self.why = why
+        self.actor = row.id if row is not None else None
+        self.tenant = row.tenant if row is not None else None
+
+
+def login_failure_of(scope: Scope) -> LoginFailed | None:
+    """Why the request of `scope` had no valid key, if so."""
+    failure = scope.get(_FAILURE)
+    return failure if isinstance(failure, LoginFailed) else None
 
 
 class Authentication:
-    """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key."""
+    """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key.
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    Keys are looked up in `threads` and over `engine`, which nothing else uses, so requests that hang keep nobody from
+    logging in.
+    """
+
+    def __init__(self, app: ASGIApp, engine: Engine, threads: Pool, warning_s: float) -> None:
         self._app = app
         self._engine = engine
+        self._threads = threads
+        self._warning_s = warning_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -103,13 +140,28 @@ class Authentication:
             return
         try:
             given = Headers(scope=scope).get("authorization")
-            scope[_CALLER] = await run_in_threadpool(authenticate, self._engine, given)
-        except Problem as problem:
+            scope[_CALLER] = await self._threads.run(partial(authenticate, self._engine, given))
+        except LoginFailed as problem:
+            scope[_FAILURE] = problem
             await problem.response()(scope, receive, send)
         except SQLAlchemyError as error:
             await of_database(error).response()(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._warning(scope[_CALLER], send))
+
+    def _warning(self, caller: Caller, send: Send) -> Send:
+        """`send`, which says when the key expires if that is soon."""
+        expires_at = caller.expires_at
+        if expires_at is None or expires_at - datetime.now(UTC) > timedelta(seconds=self._warning_s):
+            return send
+        header = (EXPIRY_HEADER.encode(), expires_at.astimezone(UTC).isoformat(timespec="seconds").encode())
+
+        async def warned(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        return warned
 
 
 _bearer = HTTPBearer(
@@ -125,9 +177,9 @@ async def _caller(
     request: Request,
     _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> Caller:
-    caller = request.scope.get(_CALLER)
-    if not isinstance(caller, Caller):
-        raise _refusal("send an API key: Authorization: Bearer mzn_...", _CHALLENGE)
+    caller = caller_of(request.scope)
+    if caller is None:
+        raise LoginFailed("no key", _NO_KEY)
     for scope in scopes.scopes:
         role = Role(scope)
         if not caller.may(role):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import time
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import Kind, Problem
 from domain.ids import NAME_PATTERN, READ_PATTERN, READ_RULE, TABLE_PATTERN, TABLE_RULE, is_read, is_table_name
-from infra.config import ApiSettings
+from infra.config import ApiSettings, LimitSettings
 
 MAX_TEXT = 256
 _LINGER_BYTES = 32 << 20
@@ -20,11 +21,15 @@ _LINGER_S = 10.0
 
 
 class Limits:
-    """ASGI middleware: refuses URLs with NUL, and bodies over their limit while they come in, which are never kept."""
+    """ASGI middleware: refuses URLs with NUL, and bodies that are too large or too slow while they come in.
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+    Such a body is never kept.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings, limits: LimitSettings) -> None:
         self._app = app
         self._settings = settings
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -44,12 +49,20 @@ class Limits:
                 await _drain(receive)
             await _too_large(limit).response()(scope, receive, send)
             return
-        got = 0
+        got, is_whole, began_s = 0, False, time.monotonic()
 
         async def bounded() -> Message:
-            nonlocal got
-            message = await receive()
+            nonlocal got, is_whole
+            if is_whole:
+                return await receive()  # It waits for the client to go away.
+            allowed_s = self._limits.body_timeout_s + got / self._limits.body_bytes_per_s
+            try:
+                async with asyncio.timeout(began_s + allowed_s - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(self._limits, got) from None
             if message["type"] == "http.request":
+                is_whole = not message.get("more_body", False)
                 got += len(message.get("body", b""))
                 if got > limit:
                     await _drain(receive)
@@ -74,6 +87,12 @@ async def _drain(receive: Receive) -> None:
 def _too_large(limit: int) -> Problem:
     # What was not read of the body makes the connection useless.
     return Problem(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes", headers={"Connection": "close"})
+
+
+def _too_slow(limits: LimitSettings, got: int) -> Problem:
+    allowed = f"{limits.body_timeout_s:g} s and a second for each {limits.body_bytes_per_s:g} bytes"
+    detail = f"{got} bytes of the body came; a body may take {allowed} (limits.body_timeout_s, limits.body_bytes_per_s)"
+    return Problem(Kind.TIMED_OUT, detail, headers={"Connection": "close"})
 
 
 async def _json_only(request: Request) -> None:

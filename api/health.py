@@ -1,14 +1,13 @@
 """Whether this process lives, whether it can serve, and its metrics."""
 
 import asyncio
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from fastapi import APIRouter, Response
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from api.openapi import refusals
 from api.problems import Kind, Problem, of_database
@@ -22,7 +21,7 @@ router = APIRouter(tags=["service"])
 
 
 class HealthView(View):
-    """The process lives."""
+    """The process serves requests."""
 
     status: str = Field(examples=["ok"])
 
@@ -36,9 +35,16 @@ class ReadyView(View):
     temporal: str = Field(description="ok or unreachable; the API serves without it, and what is asked for waits")
 
 
-@router.get("/healthz", summary="Whether the process lives")
-async def healthz() -> HealthView:
-    """Answers as long as the process does, whatever it depends on."""
+@router.get("/healthz", summary="Whether the process serves requests", responses=refusals(503))
+async def healthz(state: StateOf) -> HealthView:
+    """Whether a request would get a thread in time, whatever the process depends on.
+
+    503 means that all threads for requests, or those that look up keys, have been busy for `limits.health_s`: a restart
+    helps if it stays so.
+    """
+    within_s = state.settings.limits.health_s
+    if not await state.threads.serving(within_s):
+        raise Problem(Kind.BUSY, f"no thread for requests was free for {within_s:g} s: requests are not served")
     return HealthView(status="ok")
 
 
@@ -47,7 +53,7 @@ async def readyz(state: StateOf) -> ReadyView:
     """Whether Postgres answers with the schema that this process knows, and whether Temporal answers."""
     temporal = asyncio.create_task(_temporal(state))
     try:
-        revision = await run_in_threadpool(migrate.current, state.engine)
+        revision = await state.threads.service.run(partial(migrate.current, state.authentication_engine))
     except SQLAlchemyError as error:
         temporal.cancel()
         raise of_database(error) from None
@@ -82,6 +88,7 @@ async def _temporal(state: State) -> str:
     response_class=Response,
     responses={200: {"description": "Numbers", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def metrics(state: StateOf) -> Response:
+async def metrics(state: StateOf) -> Response:
     """Numbers in Prometheus's text format. They name regions, GPU types and phases, and nothing of any tenant's."""
-    return Response(generate_latest(state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    text = await state.threads.service.run(partial(generate_latest, state.metrics.registry))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

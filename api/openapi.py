@@ -29,11 +29,13 @@ _DESCRIPTIONS = {
     401: "No valid API key",
     403: "The key's role does not allow this",
     404: "There is no such thing, or it is another tenant's",
+    408: "The request did not arrive in time",
     409: "The present state does not allow this",
     410: "It was deleted after its time",
     413: "The body is too large",
     415: "The media type is not understood",
     422: "The request is not valid: `errors` tells everything that is wrong",
+    429: "A limit of the key or the tenant is reached: `limit` names it, Retry-After says when to try again",
     503: "A part of the system does not answer now; nothing was changed",
 }
 PROBLEM_REF = {"$ref": "#/components/schemas/Problem"}
@@ -77,9 +79,10 @@ def _describe(app: FastAPI, components: dict[str, Any]) -> dict[str, Any]:
             if "422" in responses and MEDIA_TYPE not in responses["422"].get("content", {}):
                 responses["422"] = _refusal(422)
             if path.startswith("/v1/"):
-                for status in (400, 401, 403, 503):
+                for status in (400, 401, 403, 429, 503):
                     responses.setdefault(str(status), _refusal(status))
                 if method in ("post", "put", "patch"):
+                    responses.setdefault("408", _refusal(408))
                     responses.setdefault("413", _refusal(413))
                     responses.setdefault("415", _refusal(415))
             operation["responses"] = dict(sorted(responses.items()))

@@ -15,12 +15,14 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:mizzen:problem:"
 MAX_ERRORS = 100
 """Errors listed in one answer at most."""
 _MAX_SHOWN = 200
+_REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +42,9 @@ class Kind(StrEnum):
     INVALID_REQUEST = "invalid-request"
     INVALID_DOCUMENT = "invalid-document"
     IDEMPOTENCY_MISMATCH = "idempotency-mismatch"
+    TIMED_OUT = "timed-out"
+    LIMIT_EXCEEDED = "limit-exceeded"
+    BUSY = "busy"
     TOO_MANY_FOLLOWERS = "too-many-followers"
     DATABASE_UNAVAILABLE = "database-unavailable"
     SCHEDULER_UNAVAILABLE = "scheduler-unavailable"
@@ -62,6 +67,9 @@ _KINDS: dict[Kind, tuple[int, str]] = {
     Kind.INVALID_REQUEST: (422, "The request is not valid"),
     Kind.INVALID_DOCUMENT: (422, "The workload document is not valid"),
     Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was used for another body"),
+    Kind.TIMED_OUT: (408, "The request did not arrive in time"),
+    Kind.LIMIT_EXCEEDED: (429, "A limit of the key or the tenant is reached"),
+    Kind.BUSY: (503, "The server is busy"),
     Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are followed"),
     Kind.DATABASE_UNAVAILABLE: (503, "The database does not answer"),
     Kind.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not answer"),
@@ -94,6 +102,13 @@ class FieldError:
         return body
 
 
+class LimitView(BaseModel):
+    """The limit that a request would have exceeded."""
+
+    name: str = Field(examples=["limits.streams_per_key"], description="The setting's name")
+    value: float = Field(examples=[32])
+
+
 class Problem(HTTPException):
     """An error answer. Raised anywhere below a request, it becomes a problem document."""
 
@@ -104,11 +119,14 @@ class Problem(HTTPException):
         *,
         errors: Iterable[FieldError] = (),
         headers: dict[str, str] | None = None,
+        limit: LimitView | None = None,
     ) -> None:
         status, self.title = _KINDS[kind]
         super().__init__(status, detail, headers)
         self.kind = kind
         self.errors = tuple(errors)
+        self.limit = limit
+        self.is_hidden = False
 
     def to_json(self) -> dict[str, Any]:
         """The problem document."""
@@ -120,6 +138,8 @@ class Problem(HTTPException):
         }
         if self.errors:
             body["errors"] = [error.to_json() for error in self.errors[:MAX_ERRORS]]
+        if self.limit is not None:
+            body["limit"] = self.limit.model_dump()
         return body
 
     def response(self) -> Response:
@@ -145,17 +165,44 @@ class ProblemView(BaseModel):
     status: int
     detail: str
     errors: list[FieldErrorView] | None = None
+    limit: LimitView | None = Field(None, description="With limit-exceeded: which limit")
 
 
-def not_found(what: str, name: str) -> Problem:
-    """404: there is no `what` of this name, or none that the caller may see."""
-    return Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+def not_found(what: str, name: str, *, is_hidden: bool = False) -> Problem:
+    """404: there is no `what` of this name, or (`is_hidden`, which only operators learn) it is another tenant's."""
+    problem = Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
+    problem.is_hidden = is_hidden
+    return problem
+
+
+def is_refusal(scope: Scope) -> bool:
+    """Whether a request was refused without saying so: its answer is as if there were nothing."""
+    return bool(scope.get(_REFUSED))
 
 
 def invalid(path: str, message: str, value: object = None) -> Problem:
     """422 for one field of a request."""
     error = FieldError(path, message, value)
     return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
+
+
+def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> Problem:
+    """429: the setting `limits.<name>`, which is `value`, does not allow the request now.
+
+    `detail` says what was counted and what would be right. `retry_after_s` is when it is worth another try.
+    """
+    pause_s = max(1, math.ceil(retry_after_s))
+    return Problem(
+        Kind.LIMIT_EXCEEDED,
+        f"{detail} (limits.{name} is {value:g})",
+        headers={"Retry-After": str(pause_s)},
+        limit=LimitView(name=f"limits.{name}", value=value),
+    )
+
+
+def busy(detail: str, retry_after_s: int = 5) -> Problem:
+    """503: the process has as much of this work as it takes at a time."""
+    return Problem(Kind.BUSY, detail, headers={"Retry-After": str(retry_after_s)})
 
 
 def database_unavailable() -> Problem:
@@ -241,6 +288,8 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, Problem) and error.is_hidden:
+            request.scope[_REFUSED] = True
         return (error if isinstance(error, Problem) else _of_http(error, request)).response()
 
     async def validation(request: Request, error: Exception) -> Response:

@@ -6,9 +6,11 @@ import socket
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.app import create_app
+from api.connections import protocol
 from infra.config import Settings
 from infra.errors import StackError
 from infra.master_key import check_master_key
@@ -54,6 +56,20 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) -> uvicorn.Config:
+    """How uvicorn serves `app`; `graceful_s` is how long a shutdown waits for answers."""
+    return uvicorn.Config(
+        app,
+        http=protocol(settings.limits),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=graceful_s,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+
+
 def serve(settings: Settings, listener: socket.socket | None = None) -> None:
     """Serves until SIGINT or SIGTERM, on `listener` or else on the configured host and port.
 
@@ -68,13 +84,5 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
         # Postgres may come later; `put_secret` looks again.
         _log.warning("the master key could not be compared with the database's secrets: %s", error)
     listener = listener or listen(settings.api.host, settings.api.port)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACEFUL_S,
-        h11_max_incomplete_event_size=64 << 10,
-    )
     with listener:
-        Server(config).run(sockets=[listener])
+        Server(config_of(app, settings)).run(sockets=[listener])

@@ -4,17 +4,18 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import anyio
-import anyio.to_thread
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
+from api.data.inspection import Uploads
 from api.metrics import Metrics
+from api.refusals import Recorder
 from api.streams.hub import Hub
+from api.threads import Threads
 from infra.config import Settings
 from infra.db import published
 from infra.db.session import open_engine, transaction
@@ -22,10 +23,9 @@ from infra.errors import ConfigurationError
 from infra.temporal_client import connect
 from mizzen.objects import ObjectStore, open_store
 
-T = TypeVar("T")
-_POOL = 16
-_STREAM_THREADS = 8
-"""Threads that read for streams: a slow object store cannot take those of ordinary requests."""
+_POOL = 25
+"""Connections that are kept; twice as many there may be, one for each thread that uses them (`api.threads`)."""
+_AUTHENTICATION_POOL = 4
 
 
 class State:
@@ -36,7 +36,14 @@ class State:
             raise ConfigurationError("database: not set; the API needs the URL of a migrated Postgres")
         self.settings = settings
         self.engine: Engine = open_engine(settings.database, pool_size=_POOL, application="mizzen-api")
-        self.hub = Hub(self.engine)
+        self.authentication_engine: Engine = open_engine(
+            settings.database, pool_size=_AUTHENTICATION_POOL, application="mizzen-api-keys"
+        )
+        """Connections for looking up keys: those of requests may all be in use."""
+        self.threads = Threads()
+        self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
+        self.uploads = Uploads(settings)
+        self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """The store of a bucket's URL."""
@@ -44,17 +51,10 @@ class State:
         """The queue as the last scan published it."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
-        self._stream_threads: anyio.CapacityLimiter | None = None
 
     def transaction(self) -> AbstractContextManager[Session]:
         """A session in one transaction, as `infra.db.session.transaction`."""
         return transaction(self.engine)
-
-    async def read(self, function: Callable[[], T]) -> T:
-        """Calls a blocking function for a stream, in one of the streams' own threads."""
-        if self._stream_threads is None:
-            self._stream_threads = anyio.CapacityLimiter(_STREAM_THREADS)
-        return await anyio.to_thread.run_sync(function, limiter=self._stream_threads)
 
     async def temporal(self) -> Client:
         """The client, connected at its first use.
@@ -71,7 +71,14 @@ class State:
     async def aclose(self) -> None:
         """Ends all streams and closes the connections to Postgres."""
         await self.hub.aclose()
+        await self.refusals.aclose()
+        self.threads.close()
+        self.dispose()
+
+    def dispose(self) -> None:
+        """Closes the connections to Postgres that nothing uses."""
         self.engine.dispose()
+        self.authentication_engine.dispose()
 
 
 async def _state(request: Request) -> State:

@@ -38,7 +38,7 @@ class AuditView(View):
     id: int
     at: datetime
     actor: str
-    """The id of an API key, or `mizzen`."""
+    """The id of an API key, `mizzen`, or `unknown` where no known key was given."""
     tenant: str | None
     action: str = Field(examples=["workload.cancel"])
     target: str

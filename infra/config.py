@@ -44,6 +44,57 @@ class ApiSettings(_Section):
     port: int = 8080
     max_body_bytes: int = Field(2 << 20, gt=0)
     max_archive_bytes: int = Field(16 << 20, gt=0)
+    max_unpacked_bytes: int = Field(512 << 20, gt=0)
+    """What an archive may hold once it is unpacked."""
+    max_archive_members: int = Field(20_000, gt=0)
+    key_warning_s: float = Field(14 * 86400.0, ge=0)
+    """How long before a key expires its answers begin to say so."""
+    audited_refusals: int = Field(100, gt=0)
+    """Entries an hour that refused requests and failed logins may make in the audit list; the rest is one entry."""
+
+
+class LimitSettings(_Section):
+    """What one key, tenant or connection may use of the API. A request over a limit gets 429 with Retry-After.
+
+    Queued workloads, secrets and archive bytes are counted in the database; each API process counts the rest by itself.
+    """
+
+    requests_per_key: float = Field(100.0, gt=0)
+    """Requests per second of one key, on average."""
+    requests_per_tenant: float = Field(200.0, gt=0)
+    """The same for all keys of a tenant together."""
+    burst_s: float = Field(5.0, ge=1)
+    """A key or tenant that was idle may send the requests of this many seconds at once."""
+    concurrent_per_key: int = Field(16, gt=0)
+    """Requests of one key being answered at the same time, streams aside."""
+    concurrent_per_tenant: int = Field(24, gt=0)
+    streams: int = Field(256, gt=0)
+    """Streams of events and logs that one process serves; beyond it the answer is 503."""
+    streams_per_key: int = Field(32, gt=0)
+    streams_per_tenant: int = Field(64, gt=0)
+    queued_per_tenant: int = Field(20_000, gt=0)
+    """Workloads of a tenant in the queue, counted in the transaction that submits."""
+    secrets_per_tenant: int = Field(1000, gt=0)
+    archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
+    """Uploaded working directories of a tenant, as they are stored (compressed)."""
+    uploads: int = Field(16, gt=0)
+    """Archives being received, waiting to be inspected or inspected; beyond it the answer is 503."""
+    uploads_per_key: int = Field(4, gt=0)
+    inspections: int = Field(2, gt=0)
+    """Archives inspected at the same time, each in a process of its own."""
+    inspect_s: float = Field(60.0, gt=0)
+    """Wall-clock time that one inspection may take."""
+    inspect_cpu_s: int = Field(20, gt=0)
+    inspect_memory_bytes: int = Field(512 << 20, gt=0)
+    header_timeout_s: float = Field(10.0, gt=0)
+    """A connection that has sent no whole request head for this long is closed (408)."""
+    body_timeout_s: float = Field(20.0, gt=0)
+    """How long a request body may take, beyond the time that `body_bytes_per_s` allows for what has come."""
+    body_bytes_per_s: float = Field(16384.0, gt=0)
+    write_stall_s: float = Field(60.0, gt=0)
+    """A connection whose client takes nothing of an answer for this long is closed."""
+    health_s: float = Field(5.0, gt=0)
+    """`/healthz` answers 503 if no thread for requests becomes free for this long."""
 
 
 class SchedulerSettings(_Section):
@@ -221,6 +272,7 @@ class Settings(_Section):
     database_port: int = 5433
     temporal: TemporalSettings = TemporalSettings()
     api: ApiSettings = ApiSettings()
+    limits: LimitSettings = LimitSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     reconcile: ReconcileSettings = ReconcileSettings()

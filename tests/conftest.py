@@ -93,7 +93,7 @@ def database(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def checkout() -> Path:
     """The project's root folder."""
     return Path(__file__).resolve().parent.parent

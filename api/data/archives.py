@@ -1,29 +1,23 @@
 """Uploaded working directories: tar.gz archives by their SHA-256, for one tenant each."""
 
-import gzip
 import hashlib
-import io
-import tarfile
-import zlib
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from sqlalchemy import select
+from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Submitter, Viewer
 from api.openapi import refusals
-from api.problems import Kind, Problem, invalid, not_found, shown
+from api.problems import Kind, Problem, invalid, not_found, over_limit, shown
 from api.state import State, StateOf
 from api.views import View, write_audit
 from infra.db.models import Archive, Tenant
 
-MAX_MEMBERS = 20_000
-MAX_UNPACKED_BYTES = 512 << 20
 MEDIA_TYPE = "application/gzip"
-_MAX_READ_BYTES = 16 << 20
+_FULL_RETRY_S = 60
 router = APIRouter(prefix="/v1/archives", tags=["data"])
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256, in lower-case hexadecimal")]
@@ -76,8 +70,13 @@ async def put_archive(
     media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
     if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
         raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, it is {shown(media)}")
-    body = await request.body()
-    return await run_in_threadpool(_put, state, caller, owner, sha256, body)
+    with state.uploads.place(caller):
+        body = await request.body()
+        if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
+            return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
+        await state.uploads.inspect(body)
+        await state.threads.archives.run(partial(_insert, state, caller, owner, sha256, body))
+        return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
 
 
 def _owner(caller: Caller, tenant: str | None) -> str:
@@ -88,58 +87,45 @@ def _owner(caller: Caller, tenant: str | None) -> str:
     return owner
 
 
-def _put(state: State, caller: Caller, tenant: str, sha256: str, body: bytes) -> ArchiveView:
+def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
+    """Whether the archive is to be stored. What can be refused without reading it is refused here."""
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
         raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
-    check_archive(body)
     with state.transaction() as session:
+        if session.get(Tenant, tenant) is None:
+            raise not_found("tenant", tenant)
+        if _is_there(session, tenant, sha256):
+            return False
+        _require_space(state, session, tenant, len(body))
+    return True
+
+
+def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes) -> None:
+    with state.transaction() as session:
+        # Uploads of one tenant are counted one after the other, in all API processes.
+        session.execute(
+            text("select pg_advisory_xact_lock(hashtext('archive'), hashtext(:tenant))"), {"tenant": tenant}
+        )
         if session.get(Tenant, tenant) is None:
             raise not_found("tenant", tenant)
         row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body).on_conflict_do_nothing()
         if session.execute(row.returning(Archive.sha256)).first() is not None:
+            _require_space(state, session, tenant, 0)
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, size_bytes=len(body))
-    return ArchiveView(sha256=sha256, tenant=tenant, size_bytes=len(body))
+
+
+def _require_space(state: State, session: Session, tenant: str, more_bytes: int) -> None:
+    limit_bytes = state.settings.limits.archive_bytes_per_tenant
+    stored = session.scalar(select(func.sum(func.octet_length(Archive.body))).where(Archive.tenant == tenant)) or 0
+    if stored + more_bytes > limit_bytes:
+        raise over_limit(
+            "archive_bytes_per_tenant", limit_bytes,
+            f"the archives of tenant {tenant} would take {stored + more_bytes} bytes; an operator can raise the limit, "
+            "and smaller archives (.mizzenignore) take less", _FULL_RETRY_S,
+        )  # fmt: skip
 
 
 def _is_there(session: Session, tenant: str, sha256: str) -> bool:
     key = (Archive.tenant == tenant, Archive.sha256 == sha256)
     return session.scalar(select(Archive.sha256).where(*key)) is not None
-
-
-class _Reader(gzip.GzipFile):
-    """Refuses the reads by which a forged header would fill the memory, and stops after the most that is unpacked."""
-
-    left = MAX_UNPACKED_BYTES
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= _MAX_READ_BYTES:
-            raise invalid("", f"a header in the archive asks for {size} bytes")
-        text = super().read(size)
-        self.left -= len(text)
-        if self.left < 0:
-            raise invalid("", f"the archive unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-        return text
-
-
-def check_archive(body: bytes) -> None:
-    """Refuses what agents would not unpack, while the one who uploads it can still be told.
-
-    Raises:
-        Problem: it is no tar.gz, or a member is not a regular file or folder, or leads out of the folder.
-    """
-    names = 0
-    try:
-        with _Reader(fileobj=io.BytesIO(body)) as file, tarfile.open(fileobj=file, mode="r|") as tar:
-            for member in tar:
-                names += 1
-                parts = member.name.removeprefix("./").rstrip("/").split("/")
-                if names > MAX_MEMBERS:
-                    raise invalid("", f"the archive has more than {MAX_MEMBERS} members")
-                if not (member.isreg() or member.isdir()):
-                    raise invalid("", "a member is neither a file nor a folder; links are refused", member.name)
-                is_root = member.isdir() and parts in ([""], ["."])
-                if not is_root and any(part in ("", ".", "..") or "\0" in part for part in parts):
-                    raise invalid("", "a member leads out of the archive's folder", member.name)
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
-        raise invalid("", f"the body is not a tar.gz archive: {error}") from None

@@ -1,6 +1,6 @@
 """API keys, and whose key a request carries."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -16,6 +16,7 @@ from api.views import View, write_audit
 from infra.db.models import ApiKey, Tenant
 from infra.keys import new_api_key
 
+_LONGEST_S = 10 * 366 * 86400
 router = APIRouter(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
 
 
@@ -25,6 +26,9 @@ class KeyBody(Body):
     role: Role
     tenant: Name | None = None
     label: Line = ""
+    expires_in_s: Annotated[int, Field(ge=1, le=_LONGEST_S, strict=True)] | None = Field(
+        None, description="From now; null: never", examples=[7776000]
+    )
 
 
 class KeyView(View):
@@ -36,6 +40,7 @@ class KeyView(View):
     label: str
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None
 
 
 class NewKeyView(KeyView):
@@ -57,12 +62,15 @@ class IdentityView(View):
     role: Role
     tenant: str | None
     label: str
+    expires_at: datetime | None
 
 
 @router.get("/whoami", summary="Whose key this is")
-def whoami(caller: Viewer) -> IdentityView:
+async def whoami(caller: Viewer) -> IdentityView:
     """The key's id, role and tenant."""
-    return IdentityView(id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label)
+    return IdentityView(
+        id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label, expires_at=caller.expires_at
+    )
 
 
 @router.get("/keys", summary="List API keys")
@@ -94,11 +102,15 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
     with state.transaction() as session:
         if body.tenant is not None and session.get(Tenant, body.tenant) is None:
             raise invalid("tenant", "there is no such tenant", body.tenant)
-        row = ApiKey(id=key_id, sha256=digest, role=body.role.value, tenant=body.tenant, label=body.label)
+        lifetime = None if body.expires_in_s is None else func.now() + timedelta(seconds=body.expires_in_s)
+        row = ApiKey(
+            id=key_id, sha256=digest, role=body.role.value, tenant=body.tenant, label=body.label, expires_at=lifetime
+        )
         session.add(row)
         session.flush()
         session.refresh(row)
-        write_audit(session, caller, "key.create", key_id, tenant=body.tenant, role=body.role.value, label=body.label)
+        said = {"role": body.role.value, "label": body.label, "expires_in_s": body.expires_in_s}
+        write_audit(session, caller, "key.create", key_id, tenant=body.tenant, **said)
         return NewKeyView(**_fields(row), key=key)
 
 
@@ -109,7 +121,7 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
         # All operators' keys are locked, so that two of them cannot revoke each other at once.
         operators = session.scalars(
             select(ApiKey.id)
-            .where(ApiKey.role == Role.OPERATOR.value, ApiKey.tenant.is_(None), ApiKey.revoked_at.is_(None))
+            .where(ApiKey.role == Role.OPERATOR.value, ApiKey.tenant.is_(None), ApiKey.is_good())
             .order_by(ApiKey.id)
             .with_for_update()
         ).all()
@@ -132,4 +144,5 @@ def _fields(row: ApiKey) -> dict[str, object]:
         "label": row.label,
         "created_at": row.created_at,
         "revoked_at": row.revoked_at,
+        "expires_at": row.expires_at,
     }

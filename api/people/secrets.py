@@ -4,13 +4,14 @@ from datetime import datetime
 
 from fastapi import APIRouter, Response
 from pydantic import Field
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 
 from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
-from api.problems import Kind, Problem, not_found
+from api.problems import Kind, Problem, not_found, over_limit
 from api.state import State, StateOf
 from api.views import View, write_audit
 from infra.db.models import Secret, Tenant
@@ -19,6 +20,7 @@ from infra.keys import encrypt_secret, load_master_key
 from infra.master_key import opens
 
 MAX_SECRET = 32 << 10
+_FULL_RETRY_S = 60
 router = APIRouter(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependencies=[JsonOnly])
 
 
@@ -60,6 +62,8 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
     with state.transaction() as session:
         if session.get(Tenant, name) is None:
             raise not_found("tenant", name)
+        if session.get(Secret, (name, secret)) is None:
+            _require_room(session, name, state.settings.limits.secrets_per_tenant)
         row = insert(Secret).values(tenant=name, name=secret, box=box)
         updated_at = session.execute(
             row.on_conflict_do_update(
@@ -80,6 +84,15 @@ def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> 
             raise not_found(f"secret of tenant {name}", secret)
         write_audit(session, caller, "secret.delete", f"{name}/{secret}", tenant=name)
     return Response(status_code=204)
+
+
+def _require_room(session: Session, tenant: str, most: int) -> None:
+    lock = text("select pg_advisory_xact_lock(hashtext('secret'), hashtext(:tenant))")
+    session.execute(lock, {"tenant": tenant})
+    kept = session.scalar(select(func.count()).where(Secret.tenant == tenant)) or 0
+    if kept >= most:
+        detail = f"tenant {tenant} has {kept} secrets; delete those that no workload names"
+        raise over_limit("secrets_per_tenant", most, detail, _FULL_RETRY_S)
 
 
 def _master_key(state: State) -> bytes:

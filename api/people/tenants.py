@@ -98,11 +98,11 @@ def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -
 
 @router.delete("/{name}", status_code=204, summary="Delete a tenant", responses=refusals(404, 409))
 def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
-    """Deletes a tenant with its secrets and archives. Refused while it has workloads or keys that are not revoked."""
+    """Deletes a tenant with its secrets and archives. Refused while it has workloads or valid keys."""
     with state.transaction() as session:
         row = _find(session, name)
         workloads = session.scalar(select(func.count()).where(Workload.tenant == name))
-        keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.revoked_at.is_(None)))
+        keys = session.scalar(select(func.count()).where(ApiKey.tenant == name, ApiKey.is_good()))
         if workloads or keys:
             raise Problem(
                 Kind.CONFLICT,

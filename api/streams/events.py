@@ -97,9 +97,7 @@ async def all_events(
 ) -> Stream:
     """Events of all workloads, machines and tables; for a key with a tenant, those of its own workloads."""
     cursor = await _start(state, last_event_id, after)
-    if follow:
-        state.hub.require_room()
-    return Stream(_stream(state, caller, cursor, None, follow), MEDIA_TYPE)
+    return _opened(state, caller, cursor, None, follow)
 
 
 @router.get(
@@ -119,9 +117,13 @@ async def workload_events(
     """Events of one workload. The stream ends by itself with the last event of a workload that has ended."""
     await run_in_threadpool(_require, state, caller, id)
     cursor = await _start(state, last_event_id, after)
-    if follow:
-        state.hub.require_room()
-    return Stream(_stream(state, caller, cursor, id, follow), MEDIA_TYPE)
+    return _opened(state, caller, cursor, id, follow)
+
+
+def _opened(state: State, caller: Caller, cursor: Cursor, workload: str | None, follow: bool) -> Stream:
+    release = state.hub.admit(caller, waits=follow)
+    stream = _stream(state, caller, cursor, workload, follow)
+    return Stream(stream, MEDIA_TYPE, release)
 
 
 def _require(state: State, caller: Caller, workload: str) -> None:
@@ -155,8 +157,8 @@ async def _stream(
         spoke_s, failures = time.monotonic(), 0
         while True:
             try:
-                found = await state.read(partial(_page, state, cursor, workload, tenant))
-                is_over = not found and await state.read(partial(_is_over, state, cursor, workload))
+                found = await state.threads.streams.run(partial(_page, state, cursor, workload, tenant))
+                is_over = not found and await state.threads.streams.run(partial(_is_over, state, cursor, workload))
             except SQLAlchemyError:
                 failures += 1
                 if not follow or failures > _PATIENCE:

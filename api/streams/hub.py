@@ -7,27 +7,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import psycopg
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.problems import Kind, Problem
+from api.auth import Caller
+from api.problems import Kind, Problem, over_limit
+from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from infra.db.models import ApiKey
 from infra.db.session import in_thread, transaction
 
-MAX_FOLLOWERS = 256
 KEYS_S = 10.0
 """How often it is looked whether the keys of the followers are still good."""
 _POLL_S = 1.0
 """Events whose order was not settled when they were announced are found this much later at most."""
 _COALESCE_S = 0.05
 _RETRY_S = 1.0
+_RETRY_AFTER_S = 5
 _PAGE = 500
 _log = logging.getLogger(__name__)
 
@@ -60,9 +64,12 @@ class Follower:
 class Hub:
     """The followers of one process. Used from one event loop."""
 
-    def __init__(self, engine: Engine, max_followers: int = MAX_FOLLOWERS) -> None:
+    def __init__(self, engine: Engine, limits: LimitSettings) -> None:
         self._engine = engine
-        self._max_followers = max_followers
+        self._limits = limits
+        self._streams: Counter[tuple[str, str]] = Counter()
+        """Open streams by key and by tenant; those that follow nothing count too."""
+        self._open = 0
         self._followers: set[Follower] = set()
         self._closing = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
@@ -73,18 +80,40 @@ class Hub:
         """Number of streams that are followed now."""
         return len(self._followers)
 
-    def require_room(self) -> None:
-        """Refuses another follower where there are as many as there may be.
+    def admit(self, caller: Caller, *, waits: bool) -> Callable[[], None]:
+        """Counts another stream of `caller`; the function that is returned, called at its end, counts it no more.
+
+        One that `waits` for news may stay open for days, and needs a place among those that the process serves.
 
         Raises:
-            Problem: 503.
+            Problem: 429 if its key or tenant has as many as it may, 503 if the process has.
         """
-        if len(self._followers) >= self._max_followers:
+        owners = [("key", caller.id, self._limits.streams_per_key)]
+        if caller.tenant is not None:
+            owners.append(("tenant", caller.tenant, self._limits.streams_per_tenant))
+        for kind, name, most in owners:
+            if self._streams[kind, name] >= most:
+                raise over_limit(
+                    f"streams_per_{kind}", most,
+                    f"{kind} {name} has {self._streams[kind, name]} streams of events and logs open; close one first",
+                    _RETRY_AFTER_S,
+                )  # fmt: skip
+        if waits and self._open >= self._limits.streams:
             raise Problem(
                 Kind.TOO_MANY_FOLLOWERS,
-                f"{len(self._followers)} streams are followed here, the most that one process serves; try again later",
-                headers={"Retry-After": "5"},
+                f"{self._open} streams are open here, the most that one process serves; try again later",
+                headers={"Retry-After": str(_RETRY_AFTER_S)},
             )
+        self._open += waits
+        self._streams.update((kind, name) for kind, name, _ in owners)
+        return partial(self._leave, [(kind, name) for kind, name, _ in owners], waits)
+
+    def _leave(self, owners: list[tuple[str, str]], waits: bool) -> None:
+        self._open -= waits
+        for owner in owners:
+            self._streams[owner] -= 1
+            if not self._streams[owner]:
+                del self._streams[owner]
 
     @contextmanager
     def follow(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
@@ -171,7 +200,7 @@ class Hub:
 
     def _good(self, keys: set[str]) -> set[str]:
         with transaction(self._engine) as session:
-            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.revoked_at.is_(None))
+            wanted = select(ApiKey.id).where(ApiKey.id.in_(keys), ApiKey.is_good())
             return set(session.scalars(wanted))
 
     def _position(self) -> Cursor:

@@ -76,17 +76,17 @@ async def logs(
 ) -> Stream:
     """What the tasks wrote, from the bucket of the region where they ran. It outlives the machines."""
     tasks, newest = await run_in_threadpool(_select, state, caller, id, job, task, attempt)
-    if follow:
-        state.hub.require_room()
     started = attempt or newest
     if started:
         try:  # so that a store that does not answer is an error and not a cut-off stream
             standing = await run_in_threadpool(_look, state, id, started)
             for log in islice(_open(state, standing, id, started, tasks), 1):
-                await run_in_threadpool(log.probe)
+                await state.threads.stores.run(log.probe)
         except STORAGE_ERRORS as error:
             raise storage_unavailable(error) from None
-    return Stream(_stream(state, caller, id, tasks, started, attempt is not None, tail, follow), MEDIA_TYPE)
+    release = state.hub.admit(caller, waits=follow)
+    stream = _stream(state, caller, id, tasks, started, attempt is not None, tail, follow)
+    return Stream(stream, MEDIA_TYPE, release)
 
 
 def _select(
@@ -162,13 +162,13 @@ async def _stream(
                     yield text
                 if not follow or only_this_attempt:
                     return
-                standing = await state.read(partial(_look, state, workload, attempt))
+                standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
                 while standing.newest == attempt:
                     if standing.ended or not await follower.wait(_LONGEST_POLL_S):
                         return
-                    standing = await state.read(partial(_look, state, workload, attempt))
+                    standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
                 if attempt:
-                    reached = await state.read(partial(_look, state, workload, standing.newest))
+                    reached = await state.threads.streams.run(partial(_look, state, workload, standing.newest))
                     yield f"--- attempt {standing.newest} in {reached.region}\n".encode()
                 attempt, tail = standing.newest, None
         except (*STORAGE_ERRORS, SQLAlchemyError) as error:
@@ -187,22 +187,22 @@ async def _attempt(
     """The lines of one attempt; with `follow`, until all its logs have their end, or will not get one."""
     if not attempt:
         return
-    standing = await state.read(partial(_look, state, workload, attempt))
+    standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
     task_logs = list(_open(state, standing, workload, attempt, tasks))
     if tail is not None:
         for log in task_logs:
-            if lines := await state.read(partial(log.tail, tail)):
+            if lines := await state.threads.stores.run(partial(log.tail, tail)):
                 yield _joined(lines)
     poll_s, quiet_since_s = _POLL_S, time.monotonic()
     while True:
         # What is known of the workload is read before its logs: what it had written by then is found now.
-        standing = await state.read(partial(_look, state, workload, attempt))
+        standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
         spoke = False
         readers = [log.segments() for log in task_logs if not log.ended]
         while readers:
             # A segment of each task in turn.
             for reader in list(readers):
-                lines = await state.read(partial(next, reader, None))
+                lines = await state.threads.stores.run(partial(next, reader, None))
                 if lines is None:
                     readers.remove(reader)
                 elif lines:

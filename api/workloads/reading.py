@@ -46,7 +46,7 @@ def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = Fal
     """
     row = session.get(Workload, workload_id, with_for_update=lock)
     if row is None or not caller.sees(row.tenant):
-        raise not_found("workload", workload_id)
+        raise not_found("workload", workload_id, is_hidden=row is not None)
     return row
 
 

@@ -80,7 +80,10 @@ async def submit_workload(
     if dry_run:
         spec, unheld = await run_in_threadpool(_admit, state, caller, request, body)
         response.status_code = 200
-        return Response((await _dry_run(state, spec, unheld)).model_dump_json(), media_type="application/json")
+        planned = await _dry_run(state, spec, unheld)
+        victims = await run_in_threadpool(_seen, state, caller, planned.victims)
+        planned = planned.model_copy(update={"victims": victims, "other_victims": len(planned.victims) - len(victims)})
+        return Response(planned.model_dump_json(), media_type="application/json")
     made = await run_in_threadpool(submit, state, caller, request, body, key)
     response.headers["Location"] = f"/v1/workloads/{made.id}"
     return made
@@ -91,6 +94,16 @@ def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tu
     with state.transaction() as session:
         spec = admit(session, caller, value)
         return spec, never_held(session, spec)
+
+
+def _seen(state: State, caller: Submitter, workloads: list[str]) -> list[str]:
+    """Those of `workloads` that the caller may see."""
+    if caller.tenant is None or not workloads:
+        return workloads
+    with state.transaction() as session:
+        own = select(Workload.id).where(Workload.id.in_(workloads), Workload.tenant == caller.tenant)
+        seen = set(session.scalars(own))
+    return [workload for workload in workloads if workload in seen]
 
 
 async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
@@ -112,7 +125,7 @@ async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryR
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
-        machines=result.machines, victims=result.victims, reasons=reasons, never=unheld,
+        machines=result.machines, victims=result.victims, other_victims=0, reasons=reasons, never=unheld,
     )  # fmt: skip
 
 

@@ -238,7 +238,8 @@ class DryRunView(View):
     over_quota: bool
     region: str | None
     machines: list[str]
-    victims: list[str] = Field(description="Workloads that would be evicted")
+    victims: list[str] = Field(description="Workloads that would be evicted, of those that the key may see")
+    other_victims: int = Field(description="How many workloads of other tenants would be evicted besides")
     reasons: list[ReasonView]
     never: str | None = Field(
         description="Why no region could ever hold it as the fleet is, and what would have to change; null: one might"

@@ -21,7 +21,7 @@ class Audit(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
     actor: Mapped[str]
-    """The id of an API key, or `mizzen`."""
+    """The id of an API key, `mizzen`, or `unknown` where no known key was given."""
     tenant: Mapped[str | None]
     action: Mapped[str]
     target: Mapped[str]

@@ -8,10 +8,13 @@ from datetime import datetime
 
 from sqlalchemy import (
     CheckConstraint,
+    ColumnElement,
     Computed,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    func,
+    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -49,7 +52,14 @@ class ApiKey(Base):
     label: Mapped[str] = mapped_column(server_default="")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    """From when it is refused; None: never."""
     __table_args__ = (CheckConstraint("tenant is not null or role in ('operator', 'viewer')", name="api_key_tenant"),)
+
+    @classmethod
+    def is_good(cls) -> ColumnElement[bool]:
+        """For queries: neither revoked nor expired."""
+        return cls.revoked_at.is_(None) & or_(cls.expires_at.is_(None), cls.expires_at > func.now())
 
 
 class Secret(Base):

@@ -1,5 +1,8 @@
 """Fixtures of the API's tests."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -7,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
+import yaml
 
-from api.serve import Server, listen
+from api.serve import Server, config_of, listen
 from tests.api.world import World, make_world
 
 
@@ -40,18 +45,40 @@ def shared_world(
         yield made
 
 
+@contextmanager
+def api_process(world: World, folder: Path, checkout: Path) -> Iterator[str]:
+    """The API of a world in a process of its own, on a free port of loopback; gives its URL."""
+    with listen("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    settings = world.settings.model_dump(mode="json", exclude_unset=True)
+    file = folder / "api.yaml"
+    file.write_text(yaml.safe_dump({**settings, "api": {**settings.get("api", {}), "port": port}}))
+    command = [sys.executable, "-m", "server", "api", "--config", str(file)]
+    process = subprocess.Popen(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                assert httpx.get(f"{url}/readyz", timeout=30).status_code == 200
+                break
+            except httpx.ConnectError:
+                assert process.poll() is None
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[[World], str]]:
     """Serves a world with uvicorn on a free port of loopback, and gives its URL."""
-    import uvicorn
-
     running: list[tuple[Server, threading.Thread]] = []
 
     def start(world: World) -> str:
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        config = uvicorn.Config(world.app, log_config=None, access_log=False, timeout_graceful_shutdown=10)
-        server = Server(config)
+        server = Server(config_of(world.app, world.settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started and thread.is_alive():

@@ -89,10 +89,14 @@ async def _send(world: World, method: str, path: str, headers: Mapping[str, str 
 
 
 def _everything(world: World) -> dict[str, list[str]]:
-    """All rows of all tables."""
+    """All rows of all tables but those that say what was refused."""
+    refusals = "where action not in ('request.refused', 'login.failed')"
     with world.session() as session:
         tables = session.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all()
-        return {t: sorted(session.scalars(text(f"select t::text from {t} as t"))) for t in tables}
+        return {
+            t: sorted(session.scalars(text(f"select t::text from {t} as t {refusals if t == 'audit' else ''}")))
+            for t in tables
+        }
 
 
 @pytest.fixture(scope="module")

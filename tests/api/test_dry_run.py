@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest_asyncio
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
@@ -13,9 +13,10 @@ from activities.roles import control_worker
 from domain.phases import Phase
 from infra.config import TemporalSettings
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Workload
+from infra.db.models import Attempt, Workload
 from infra.stack.temporal import find_binary
 from tests.api.test_documents import JOB, job, resources
+from tests.api.test_workloads import T0
 from tests.api.world import World, make_world
 
 
@@ -43,7 +44,7 @@ async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
         assert fits.status_code == 200, fits.text
         assert fits.json() | {"machines": [], "reasons": []} == {
             "admitted": True, "rank": 3, "over_quota": False, "region": "north", "machines": [], "victims": [],
-            "reasons": [], "never": None,
+            "other_victims": 0, "reasons": [], "never": None,
         }  # fmt: skip
         assert all(machine.startswith("north/alpha/") for machine in fits.json()["machines"])
         for number, machine in enumerate(("north/alpha/m1", "north/alpha/m2")):
@@ -52,7 +53,17 @@ async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
         full = (await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))).json()
         many = job(tasks=17, resources={**JOB["resources"], "accelerators": "a100:1"})
         vain = (await client.post("/v1/workloads?dry_run=true", json=many)).json()
+        # What ran long enough can be evicted.
+        with scheduled.session() as session:
+            session.execute(update(Attempt).values(ready_at=T0, started_at=T0, rank=5))
+        asked = resources(accelerators="a100:4")
+        evicting = (await client.post("/v1/workloads?dry_run=true", json=asked)).json()
+    async with scheduled.client("operator") as client:
+        seen = (await client.post("/v1/workloads?dry_run=true", json=asked)).json()
     assert vain["admitted"] is False and "at most 16 fit, in north" in vain["never"]
+    assert (evicting["victims"], evicting["other_victims"]) == ([], 1)
+    assert (len(seen["victims"]), seen["other_victims"]) == (1, 0)
+    assert seen["victims"][0] not in str(evicting)
     assert full["admitted"] is False and full["never"] is None
     assert full["region"] is None
     assert full["reasons"]

@@ -16,6 +16,7 @@ from api.streams import events as streams
 from api.streams import hub
 from api.streams.hub import Hub
 from domain.phases import Phase
+from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from tests.api.world import World, awarded
@@ -203,7 +204,7 @@ async def test_every_event_once_and_in_order_over_reconnections(world: World, se
 
 async def test_only_those_concerned_are_woken(world: World) -> None:
     """An event wakes followers of its workload, of its tenant and of all, and no others."""
-    own = Hub(world.engine)
+    own = Hub(world.engine, LimitSettings())
     with (
         own.follow("k", "wl-a", waits=True) as same,
         own.follow("k", "wl-b", waits=True) as other,
@@ -242,7 +243,7 @@ async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch:
 
 async def test_followers_are_bounded(world: World, serve: Serve) -> None:
     """A process that serves as many streams as it may refuses another one, and takes it once one has ended."""
-    world.app.state.mizzen.hub = Hub(world.engine, max_followers=1)
+    world.app.state.mizzen.hub = Hub(world.engine, LimitSettings(streams=1))
     base = serve(world)
     async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client:
         async with following(base, world, "/v1/events"):

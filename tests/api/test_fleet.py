@@ -4,18 +4,18 @@ import gzip
 import hashlib
 import io
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from api.data import archives
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event
 from infra.db.models import Archive, Machine, Region
 from tests.api.test_workloads import act, get, mail
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of, make_world
 
 M1 = "/v1/machines/north/alpha/m1"
 
@@ -255,15 +255,14 @@ async def test_bad_archives(shared_world: World, body: bytes, message: str) -> N
     assert message in answer.json()["errors"][0]["message"]
 
 
-async def test_archive_that_unpacks_to_too_much(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small archive of much emptiness is refused before it is unpacked to its end."""
+@pytest.mark.parametrize(("mebibytes", "status"), [(3, 200), (5, 422)])
+async def test_archive_that_unpacks_to_too_much(database_url: str, tmp_path: Path, mebibytes: int, status: int) -> None:
+    """A small archive of many zeros is refused if it would unpack to more than is allowed."""
     member = _member("zeros")
-    member.size = 8 << 20
-    body = _tar(member)
-    assert (await _put(world, body)).status_code == 200
-    monkeypatch.setattr(archives._Reader, "left", 4 << 20)
-    answer = await _put(world, body)
-    assert (answer.status_code, "unpacks to more than" in answer.text) == (422, True)
+    member.size = mebibytes << 20
+    with make_world(database_url, tmp_path, api={"max_unpacked_bytes": 4 << 20}) as world:
+        answer = await _put(world, _tar(member))
+    assert (answer.status_code, "unpacks to more than" in answer.text) == (status, status == 422)
 
 
 async def test_archive_with_a_forged_header(shared_world: World) -> None:

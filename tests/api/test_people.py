@@ -1,6 +1,9 @@
 """Tenants, quotas, secrets, keys, identities and the audit list."""
 
+import asyncio
 import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from infra.db.logs import Audit
 from infra.db.models import ApiKey, Secret, Tenant
 from infra.keys import decrypt_secret, hash_api_key, load_master_key
 from tests.api.test_workloads import T0, act, get, mail
-from tests.api.world import ARCHIVE_SHA256, World, document
+from tests.api.world import ARCHIVE_SHA256, World, document, make_world
 
 VALUE = "a-very-secret-value"
 
@@ -151,7 +154,7 @@ async def test_new_key_works_once_shown_and_until_revoked(world: World) -> None:
     key = made.json()["key"]
     world.raw_keys["new"] = key
     assert await get(world, "/v1/whoami", "new") == {
-        "id": made.json()["id"], "role": "viewer", "tenant": "vision", "label": "dashboard",
+        "id": made.json()["id"], "role": "viewer", "tenant": "vision", "label": "dashboard", "expires_at": None,
     }  # fmt: skip
     listed = {k["id"]: k for k in (await get(world, "/v1/keys"))["items"]}
     assert "key" not in listed[made.json()["id"]]
@@ -221,3 +224,91 @@ async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
         assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 404
     async with world.client("vision") as client:
         assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 200
+
+
+async def test_keys_expire(world: World) -> None:
+    """A key with a lifetime says when it ends, warns on each answer when that is soon, and is refused afterwards."""
+    async with world.client("operator") as operator:
+        made = (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": 3600})).json()
+        lasting = (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": 60 * 86400})).json()
+        assert "mizzen-key-expires" not in (await operator.get("/v1/whoami")).headers
+        for bad in (0, -1, 1.5, 10**12):
+            assert (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": bad})).status_code == 422
+    async with world.client(None) as client:
+        headers = {"Authorization": f"Bearer {made['key']}"}
+        answer = await client.get("/v1/whoami", headers=headers)
+        assert (answer.status_code, answer.json()["expires_at"]) == (200, made["expires_at"])
+        left = datetime.fromisoformat(answer.headers["mizzen-key-expires"]) - datetime.now(UTC)
+        assert timedelta(minutes=50) < left <= timedelta(hours=1)
+        answer = await client.get("/v1/whoami", headers={"Authorization": f"Bearer {lasting['key']}"})
+        assert (answer.status_code, "mizzen-key-expires" in answer.headers) == (200, False)
+        with world.session() as session:
+            session.connection().exec_driver_sql(
+                "update api_key set expires_at = clock_timestamp() where id = %(id)s", {"id": made["id"]}
+            )
+        answer = await client.get("/v1/whoami", headers=headers)
+        assert (answer.status_code, "the API key expired at" in answer.json()["detail"]) == (401, True)
+        assert made["key"] not in answer.text
+
+
+async def test_an_operator_whose_key_expired_is_not_the_last(world: World) -> None:
+    """The last operator's key that is valid cannot be revoked, whatever expired ones there are."""
+    async with world.client("operator") as operator:
+        other = (await operator.post("/v1/keys", json={"role": "operator", "expires_in_s": 3600})).json()
+        with world.session() as session:
+            session.connection().exec_driver_sql("update api_key set expires_at = now() where id = %s", (other["id"],))
+        assert (await operator.delete("/v1/keys/key-operator")).status_code == 409
+
+
+async def _audited(world: World, expected: int) -> list[dict[str, Any]]:
+    """What the audit list says of refusals, once they add up to `expected`."""
+    async with world.client("operator") as operator:
+        while True:
+            items = (await operator.get("/v1/audit")).json()["items"]
+            found = [i for i in items if i["action"] in ("login.failed", "request.refused")]
+            if sum(i["detail"]["count"] for i in found) >= expected:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_refusals_and_failed_logins_are_audited(world: World) -> None:
+    """Who was refused what, and how often, is in the audit list, and never the key that was given."""
+    hidden = world.add_workload(tenant="speech")
+    async with world.client(None) as stranger, world.client("vision") as vision, world.client("operator") as operator:
+        revoked = (await operator.post("/v1/keys", json={"role": "viewer", "tenant": "vision"})).json()
+        await operator.delete(f"/v1/keys/{revoked['id']}")
+        for key in ("mzn_guess_1", "mzn_guess_2", revoked["key"]):
+            await stranger.get("/v1/whoami", headers={"Authorization": f"Bearer {key}"})
+        await stranger.get("/v1/workloads/secret-path")
+        for _ in range(3):
+            assert (await vision.get("/v1/keys")).status_code == 403
+        assert (await vision.get(f"/v1/workloads/{hidden}")).status_code == 404
+        assert (await vision.get("/v1/workloads/wl-none")).status_code == 404
+        found = await _audited(world, 8)
+        counted = {(i["action"], i["actor"], i["target"], i["tenant"], i["detail"]["count"]) for i in found}
+        assert counted == {
+            ("login.failed", "unknown", "/v1", None, 2),
+            ("login.failed", "unknown", "/v1", None, 1),
+            ("login.failed", revoked["id"], "/v1", "vision", 1),
+            ("request.refused", "key-vision", "GET /v1/keys", "vision", 3),
+            ("request.refused", "key-vision", "GET /v1/workloads/{id}", None, 1),
+        }
+        assert {i["detail"].get("why") for i in found} == {"unknown key", "revoked key", "no key", None}
+        assert not any(text in json.dumps(found) for text in ("guess", revoked["key"], "secret-path"))
+        own = [i["target"] for i in (await vision.get("/v1/audit")).json()["items"]]
+        assert "GET /v1/workloads/{id}" not in own
+
+
+async def test_an_attacker_does_not_fill_the_audit_list(database_url: str, tmp_path: Path) -> None:
+    """However many refusals of however many kinds, the entries are bounded, and their counts are right."""
+    with make_world(database_url, tmp_path, api={"audited_refusals": 3}) as world:
+        async with world.client("vision") as client:
+            for path in ("keys", "snapshot", "keys/a", "keys/b", "tetris/instance", "keys"):
+                answer = await client.get(f"/v1/{path}")
+                assert answer.status_code == 403, path
+            for number in range(200):
+                headers = {"Authorization": f"Bearer mzn_{number}"}
+                await client.get(f"/v1/{number}", headers=headers)
+        found = await _audited(world, 206)
+        assert len(found) == 4
+        assert next(i["detail"]["count"] for i in found if i["target"] == "others") == 201

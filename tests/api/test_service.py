@@ -178,7 +178,11 @@ def test_every_problem_type_has_a_status() -> None:
 async def test_description(shared_world: World) -> None:
     """The description is OpenAPI 3.1; every operation has a tag, a summary, and refusals as problem documents."""
     async with shared_world.client(None) as client:
-        assert (await client.get("/docs")).status_code == 200
+        docs = await client.get("/docs")
+        assert (docs.status_code, docs.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "default-src 'none'" in docs.headers["content-security-policy"]
+        assert not re.search(r"<script|<link|src=|@import|https?://", docs.text)
+        assert (await client.get("/redoc")).status_code == 404
         described = (await client.get("/openapi.json")).json()
     assert described["openapi"].startswith("3.1")
     tags = {tag["name"] for tag in described["tags"]}
@@ -194,6 +198,7 @@ async def test_description(shared_world: World) -> None:
     assert "HTTPValidationError" not in schemas
     for reference in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)):
         assert reference in schemas
+    assert all(f"<code>{path}</code>" in docs.text for path in described["paths"])
     names = [o["operationId"] for m in described["paths"].values() for o in m.values()]
     assert len(set(names)) == len(names)
 

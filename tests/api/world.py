@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -212,7 +213,9 @@ def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[Wor
     buckets["north"].put("tables/digits/a.bin", b"12345")
     app = create_app(given)
     yield World(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
-    app.state.mizzen.engine.dispose()
+    while app.state.mizzen.authentication_engine.pool.checkedout():  # type: ignore[attr-defined]
+        time.sleep(0.01)  # What was refused is being written down.
+    app.state.mizzen.dispose()
     engine.dispose()
 
 

@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from sqlalchemy import Engine
 
 from api.app import create_app
-from api.serve import Server, listen
+from api.serve import Server, config_of, listen
 from domain.ids import log_prefix
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
@@ -97,8 +96,7 @@ class Service:
 def serving(settings: Settings, port: int = 0) -> Iterator[int]:
     """The API in a thread of this process; gives its port."""
     listener = listen("127.0.0.1", port)
-    config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=2)
-    server = Server(config)
+    server = Server(config_of(create_app(settings), settings, graceful_s=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

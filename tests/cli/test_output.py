@@ -84,8 +84,11 @@ def test_a_dry_run_reads_as_a_sentence_and_its_reasons() -> None:
         "region": "north",
         "machines": ["north/a/m1", "north/a/m2"],
         "victims": ["wl-1"],
+        "other_victims": 0,
         "reasons": [],
     }
     assert plan_page(plan) == "a.yaml: would start in north on north/a/m1, north/a/m2, evicting wl-1 (level 3)"
     waits = {"region": None, "over_quota": True, "reasons": [{"code": "no_hardware", "detail": {}, "sentence": "none"}]}
+    assert "evicting wl-1 and 1 workload of other tenants (" in plan_page(plan | {"other_victims": 1})
+    assert "evicting 2 workloads of other tenants (" in plan_page(plan | {"victims": [], "other_victims": 2})
     assert plan_page(plan | waits) == "a.yaml: would wait (over its tenant's quota)\n  no_hardware: none"

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import click
 
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, client_class, complete_context, say, stdin_text
+from mizzen.cli.session import Command, Commands, Session, client_class, complete_context, say, say_expiry, stdin_text
 from mizzen.client.contexts import Context, load_contexts, save_contexts
 
 
@@ -20,7 +20,7 @@ def login(session: Session, url: str, key: str | None) -> None:
     seen by other users of the machine: use `--key -`.
     """
     key = stdin_text("--key", "API key") if key in (None, "-") else key
-    with client_class()(url, key, patience_s=session.patience_s) as client:
+    with client_class()(url, key, patience_s=session.patience_s, on_expiry=say_expiry) as client:
         identity = client.whoami()
     host = urlsplit(url).hostname or url
     if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):

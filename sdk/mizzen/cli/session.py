@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from mizzen.cli import words
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.client.errors import ApiError, ClientError
 
@@ -40,7 +41,7 @@ class Session:
         """The client for the chosen context."""
         if self._client is None:
             self._client = client_class().from_environment(
-                self.context, patience_s=self.patience_s, on_retry=self._notice
+                self.context, patience_s=self.patience_s, on_retry=self._notice, on_expiry=say_expiry
             )
             click.get_current_context().call_on_close(self._client.close)
         return self._client
@@ -94,6 +95,12 @@ def finish(code: int) -> NoReturn:
 def say(text: str) -> None:
     """Tell the user something that is not data."""
     click.echo(f"mizzen: {text}", err=True)
+
+
+def say_expiry(expires_at: str) -> None:
+    """Warn that the API key expires soon."""
+    at = words.clock(expires_at)
+    say(f"the API key expires in {words.until(expires_at)}, at {at}: ask an operator for another one")
 
 
 def complain(error: ClientError, prefix: str = "") -> None:

@@ -168,7 +168,9 @@ def plan_page(plan: Mapping[str, Any]) -> str:
         lines = [f"{plan['document']}: would wait ({standing})"]
     else:
         where = f"{plan['region']} on {', '.join(plan['machines'])}" if plan["machines"] else plan["region"]
-        whom = f", evicting {', '.join(plan['victims'])}" if plan["victims"] else ""
+        others = plan["other_victims"]
+        evicted = [", ".join(plan["victims"]), f"{words.plural(others, 'workload')} of other tenants" if others else ""]
+        whom = f", evicting {' and '.join(filter(None, evicted))}" if any(evicted) else ""
         lines = [f"{plan['document']}: would start in {where}{whom} ({standing})"]
     return "\n".join([*lines, *(f"  {words.reason(reason)}" for reason in plan["reasons"])])
 

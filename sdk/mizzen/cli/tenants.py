@@ -1,11 +1,13 @@
 """Commands about tenants, their secrets, API keys, and who changed what."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from mizzen.cli import words
+from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Command, Commands, Session, say, stdin_text
 from mizzen.client.errors import NotFound
@@ -21,6 +23,13 @@ def _cpus(tenant: Mapping[str, Any]) -> str:
     return f"{tenant['used']['cpus'] or 0:g}/{'no limit' if limit is None else f'{limit:g}'}"
 
 
+def _expires(key: Mapping[str, Any]) -> str | None:
+    at = key.get("expires_at")
+    if at is None:
+        return "never"
+    return f"in {words.until(at)}" if words.is_ahead(at) else f"{words.ago(at)}: expired"
+
+
 _COLUMNS = (
     Column("NAME", lambda t: t["name"]),
     Column("LEVEL", lambda t: t["level"], right=True),
@@ -33,6 +42,7 @@ _KEY_COLUMNS = (
     Column("TENANT", lambda k: k["tenant"]),
     Column("LABEL", lambda k: k.get("label"), drop=2, flexible=True),
     Column("CREATED", lambda k: words.ago(k.get("created_at")), drop=3),
+    Column("EXPIRES", _expires, drop=1),
     Column("REVOKED", lambda k: words.ago(k.get("revoked_at")), drop=1),
 )
 _AUDIT_COLUMNS = (
@@ -164,11 +174,14 @@ def list_keys(session: Session) -> None:
 @click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator"]))
 @click.option("--tenant", help="The only tenant that it may see and touch.")
 @click.option("--label", default="", help="What it is for.")
+@click.option("--expires", "expires_s", callback=duration(above_zero=True), metavar="DURATION",
+              help="How long it is valid, such as 90d; by default for ever.")  # fmt: skip
 @click.pass_obj
-def create_key(session: Session, role: str, tenant: str | None, label: str) -> None:
+def create_key(session: Session, role: str, tenant: str | None, label: str, expires_s: float | None) -> None:
     """Create an API key and print it. It is shown this once."""
-    key = session.client.create_key(role, tenant, label)
-    say(f"key {key['id']}: keep it, it is not shown again")
+    key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s))
+    expiry = "" if key["expires_at"] is None else f"; it expires at {words.clock(key['expires_at'])}"
+    say(f"key {key['id']}: keep it, it is not shown again{expiry}")
     emit_one(session, key, lambda: key["key"], name=key["key"])
 
 

@@ -41,6 +41,16 @@ def ago(text: str | None) -> str | None:
     return None if text is None else f"{between(text, None)} ago"
 
 
+def until(text: str) -> str:
+    """How long it is from now to `text`: `3d 2h`."""
+    return duration((instant(text) - datetime.now(UTC)).total_seconds())
+
+
+def is_ahead(text: str) -> bool:
+    """Whether it is still to come."""
+    return instant(text) > datetime.now(UTC)
+
+
 def clock(text: str) -> str:
     """Local date and time to the second."""
     return instant(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")

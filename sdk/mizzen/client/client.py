@@ -28,7 +28,8 @@ class Client(Data):
 
     `patience_s` is how long a call is tried again while the API is unreachable or busy; waiting and following, which
     may go on for days, are patient for `follow_patience_s` after each sign of life. `on_retry` gets the error and the
-    seconds left. A connection that is silent for `answer_s` counts as lost. Use it as a context manager, or `close` it.
+    seconds left, `on_expiry` (once) the time at which the key expires, if that is soon. A connection that is silent for
+    `answer_s` counts as lost. Use it as a context manager, or `close` it.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Client(Data):
         follow_patience_s: float = 600.0,
         answer_s: float = 60.0,
         on_retry: Callable[[str, float], None] | None = None,
+        on_expiry: Callable[[str], None] | None = None,
     ) -> None:
-        self._transport = Transport(url, api_key, patience_s, answer_s, on_retry)
+        self._transport = Transport(url, api_key, patience_s, answer_s, on_retry, on_expiry)
         self._follow_patience_s = follow_patience_s
 
     @classmethod
@@ -306,9 +308,12 @@ class Client(Data):
         """The API keys, without the keys themselves."""
         return self._items("keys")
 
-    def create_key(self, role: str, tenant: str | None = None, label: str = "") -> views.NewKey:
-        """A new API key; `key` in the answer is shown this once."""
-        return cast(views.NewKey, self._call("POST", "keys", body={"role": role, "tenant": tenant, "label": label}))
+    def create_key(
+        self, role: str, tenant: str | None = None, label: str = "", expires_in_s: int | None = None
+    ) -> views.NewKey:
+        """A new API key; `key` in the answer is shown this once. `expires_in_s`: from now; None: never."""
+        body = {"role": role, "tenant": tenant, "label": label, "expires_in_s": expires_in_s}
+        return cast(views.NewKey, self._call("POST", "keys", body=body))
 
     def revoke_key(self, key_id: str) -> None:
         """Make an API key useless from now on."""

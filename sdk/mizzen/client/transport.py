@@ -54,7 +54,7 @@ class Pauses:
             self._deadline = now + self._patience_s
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._tries)
         # Many clients that lost the same server must not all come back at the same moment.
-        pause_s = max(at_least_s, random.uniform(longest_s / 2, longest_s))
+        pause_s = at_least_s + random.uniform(longest_s / 2, longest_s)
         if now + pause_s > self._deadline:
             raise error
         self._on_retry(str(error), self._deadline - now)
@@ -72,6 +72,7 @@ class Transport:
         patience_s: float,
         answer_s: float,
         on_retry: Callable[[str, float], None] | None = None,
+        on_expiry: Callable[[str], None] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -80,6 +81,7 @@ class Transport:
         self.patience_s = patience_s
         self._answer_s = answer_s
         self._on_retry = on_retry or (lambda error, left_s: None)
+        self._on_expiry = on_expiry
         headers = {"accept": "application/json", "user-agent": "mizzen/0.1"}
         if key:
             headers["authorization"] = f"Bearer {key}"
@@ -129,6 +131,7 @@ class Transport:
                 response = self._http.request(
                     method, path, params=_present(params), json=body, content=content, headers=headers
                 )
+                self._look_at_expiry(response)
                 if response.is_success:
                     return _json(response)
                 if response.status_code == 404 and method == "DELETE" and lost:
@@ -169,6 +172,7 @@ class Transport:
                 headers=headers,
                 timeout=self._timeout(silence_s or self._answer_s),
             ) as response:
+                self._look_at_expiry(response)
                 if response.is_success:
                     yield _lines(response)
                     return
@@ -177,6 +181,12 @@ class Transport:
                 raise Lost(str(problem)) if response.status_code in _PASSING else problem
         except httpx.HTTPError as error:
             raise Lost(str(self._unreachable(error))) from None
+
+    def _look_at_expiry(self, response: httpx.Response) -> None:
+        expires_at = response.headers.get("mizzen-key-expires")
+        if expires_at is not None and self._on_expiry is not None:
+            self._on_expiry(expires_at)
+            self._on_expiry = None
 
     @staticmethod
     def _timeout(silence_s: float) -> httpx.Timeout:

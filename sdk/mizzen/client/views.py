@@ -152,6 +152,7 @@ class DryRun(TypedDict):
     region: str | None
     machines: list[str]
     victims: list[str]
+    other_victims: int
     reasons: list[Reason]
     never: NotRequired[str | None]
     """Why no region could ever hold it as the fleet is; None: one might."""
@@ -278,6 +279,7 @@ class Key(TypedDict):
     label: str
     created_at: str
     revoked_at: str | None
+    expires_at: str | None
 
 
 class NewKey(Key):
@@ -293,6 +295,7 @@ class Identity(TypedDict):
     role: Role
     tenant: str | None
     label: str
+    expires_at: str | None
 
 
 class Slots(TypedDict):

@@ -1,0 +1,95 @@
+"""`/docs`: the OpenAPI description as a plain page that loads nothing from anywhere."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+router = APIRouter()
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+details { border-top: 1px solid #ddd; padding: .4rem 0 } summary { cursor: pointer }
+code, b.method { font-family: ui-monospace, monospace; font-size: .95em } b.method { display: inline-block; width: 5em }
+table { border-collapse: collapse; margin: .5rem 0 } td { padding: .1rem 1rem .1rem 0; vertical-align: top }
+"""
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """All operations, with their parameters, bodies and answers."""
+    app: FastAPI = request.app
+    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(_page(app), headers=headers)
+
+
+@lru_cache(maxsize=1)
+def _page(app: FastAPI) -> str:
+    described = app.openapi()
+    lines = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>mizzen API</title><style>{_STYLE}</style>",
+        f"<h1>mizzen API {escape(app.version)}</h1>",
+        f"<p style='white-space: pre-line'>{escape(described['info']['description'].strip())}</p>",
+        "<p>For programs: <a href=openapi.json>openapi.json</a>.</p>",
+    ]
+    for tag in described["tags"]:
+        lines.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>")
+        for path, methods in described["paths"].items():
+            for method, operation in methods.items():
+                if tag["name"] in operation["tags"]:
+                    lines += _operation(method, path, operation)
+    lines.append("<h2>Schemas</h2>")
+    for name, schema in sorted(described["components"]["schemas"].items()):
+        lines.append(f"<details id='{escape(name)}'><summary><code>{escape(name)}</code></summary>")
+        lines.append(f"<p>{escape(schema.get('description', ''))}</p>")
+        rows = [
+            (key, _type(value), value.get("description", "")) for key, value in schema.get("properties", {}).items()
+        ]
+        lines += [*_table(rows), "</details>"]
+    return "\n".join(lines)
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"<details><summary><b class=method>{method.upper()}</b> <code>{escape(path)}</code> "
+    yield f"{escape(operation['summary'])}</summary><p>{escape(operation['description'])}</p>"
+    scopes = [scope for need in operation.get("security", ()) for names in need.values() for scope in names]
+    if scopes:
+        yield f"<p>Needs the role {escape(', '.join(scopes))}.</p>"
+    given = operation.get("parameters", ())
+    yield from _table((f"{p['name']} ({p['in']})", _type(p.get("schema", {})), p.get("description", "")) for p in given)
+    for media, body in operation.get("requestBody", {}).get("content", {}).items():
+        yield f"<p>Body: <code>{escape(media)}</code>, {_type(body.get('schema', {}))}</p>"
+    yield from _table(
+        (
+            status,
+            ", ".join(_type(c.get("schema", {})) for c in answer.get("content", {}).values()),
+            answer["description"],
+        )
+        for status, answer in operation["responses"].items()
+    )
+    yield "</details>"
+
+
+def _table(rows: Any) -> Iterator[str]:
+    """Rows of a name, a type (HTML already) and a description."""
+    yield "<table>"
+    for name, kind, text in rows:
+        yield f"<tr><td><code>{escape(name)}</code><td>{kind}<td>{escape(text)}"
+    yield "</table>"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A schema in one line of HTML, with links to those that have a name."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f"<a href='#{name}'>{name}</a>"
+    if "anyOf" in schema:
+        return " or ".join(_type(choice) for choice in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(escape(str(value)) for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return escape(str(schema.get("type", "any")))

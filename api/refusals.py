@@ -1,0 +1,168 @@
+"""Refused requests and failed logins in the audit list, of which an attacker cannot make many.
+
+Equal refusals within an hour are one entry with a count. Each process makes at most `audited_refusals` of them in an
+hour and counts the rest in one more. The entries are deleted with the rest of the audit list.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Engine, update
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.auth import caller_of, login_failure_of
+from api.problems import is_refusal
+from api.threads import Pool
+from infra.db.logs import Audit
+from infra.db.session import transaction
+
+WINDOW_S = 3600.0
+_FLUSH_S = 2.0
+_UNKNOWN = "unknown"
+_STATUSES = (401, 403, 429)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What equal refusals have in common."""
+
+    action: str
+    actor: str
+    tenant: str | None
+    target: str
+    detail: tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class _Entry:
+    """A refusal's entry in the audit list."""
+
+    first_at: datetime
+    last_at: datetime
+    count: int = 0
+    written: int = 0
+    """The count that the database has."""
+    id: int | None = None
+
+    def detail(self) -> dict[str, Any]:
+        """What the entry says of how often."""
+        return {"first_at": self.first_at.isoformat(), "last_at": self.last_at.isoformat(), "count": self.count}
+
+
+class Recorder:
+    """Writes refusals down, shortly after they happened. Used from one event loop.
+
+    `threads` and `engine` are those that look up keys. At most `most` entries are made in an hour.
+    """
+
+    def __init__(self, engine: Engine, threads: Pool, most: int) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._most = most
+        self._entries: dict[Refusal, _Entry] = {}
+        self._window_s = time.monotonic()
+        self._writing: asyncio.Task[None] | None = None
+
+    def note(self, refusal: Refusal) -> None:
+        """Counts a refusal; it is in the audit list within seconds."""
+        now = datetime.now(UTC)
+        if time.monotonic() - self._window_s >= WINDOW_S:
+            self._entries = {r: entry for r, entry in self._entries.items() if entry.count > entry.written}
+            self._window_s = time.monotonic()
+        if refusal not in self._entries and len(self._entries) >= self._most:
+            refusal = Refusal("request.refused", _UNKNOWN, None, "others", ())
+        entry = self._entries.setdefault(refusal, _Entry(now, now))
+        entry.last_at = now
+        entry.count += 1
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._keep_writing(), name="audit of refusals")
+
+    async def aclose(self) -> None:
+        """Writes what is not written yet."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait([self._writing])
+        await self._write_due()
+
+    async def _keep_writing(self) -> None:
+        while await self._write_due():
+            await asyncio.sleep(_FLUSH_S)
+
+    async def _write_due(self) -> bool:
+        """Whether there was something to write."""
+        due = {refusal: replace(entry) for refusal, entry in self._entries.items() if entry.count > entry.written}
+        if not due:
+            return False
+        try:
+            ids = await self._threads.run(partial(self._write, due))
+        except SQLAlchemyError as error:
+            _log.warning("audit of refusals: %s", str(error).splitlines()[0])
+            return True
+        for refusal, id_ in ids.items():
+            entry = self._entries[refusal]
+            entry.id, entry.written = id_, due[refusal].count
+        return True
+
+    def _write(self, due: Mapping[Refusal, _Entry]) -> dict[Refusal, int]:
+        ids = {}
+        with transaction(self._engine) as session:
+            for refusal, entry in due.items():
+                detail = {**dict(refusal.detail), **entry.detail()}
+                if entry.id is not None:
+                    session.execute(update(Audit).where(Audit.id == entry.id).values(detail=detail))
+                    ids[refusal] = entry.id
+                else:
+                    row = Audit(
+                        actor=refusal.actor, tenant=refusal.tenant, action=refusal.action, target=refusal.target,
+                        detail=detail,
+                    )  # fmt: skip
+                    session.add(row)
+                    session.flush()
+                    ids[refusal] = row.id
+        return ids
+
+
+class Noting:
+    """ASGI middleware around authentication: notes what is refused, and who asked."""
+
+    def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
+        self._app = app
+        self._recorder = recorder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start" and (message["status"] in _STATUSES or is_refusal(scope)):
+                self._recorder.note(_refusal(scope, message["status"]))
+            await send(message)
+
+        await self._app(scope, receive, noted)
+
+
+def _refusal(scope: Scope, status: int) -> Refusal:
+    client = scope.get("client")
+    address = ("address", str(client[0]) if client else _UNKNOWN)
+    failure = login_failure_of(scope)
+    if failure is not None:
+        return Refusal(
+            "login.failed", failure.actor or _UNKNOWN, failure.tenant, "/v1", (address, ("why", failure.why))
+        )
+    caller = caller_of(scope)
+    route = str(getattr(scope.get("route"), "path", "/v1"))  # Its template: what a user may vary makes no entry.
+    actor, tenant = (caller.id, caller.tenant) if caller else (_UNKNOWN, None)
+    method = scope["method"] if len(scope["method"]) <= 10 else "other"
+    if is_refusal(scope):
+        tenant = None  # Its own list must not tell a tenant that others' things are there.
+    return Refusal("request.refused", actor, tenant, f"{method} {route}", (address, ("status", status)))

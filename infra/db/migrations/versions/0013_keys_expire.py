@@ -1,0 +1,23 @@
+"""API keys may expire.
+
+Revision ID: 0013
+Revises: 0008
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Applies this revision."""
+    op.add_column("api_key", sa.Column("expires_at", sa.DateTime(timezone=True)))
+
+
+def downgrade() -> None:
+    """Undoes this revision."""
+    op.drop_column("api_key", "expires_at")

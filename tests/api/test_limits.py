@@ -1,0 +1,261 @@
+"""What one key, tenant or connection cannot do to everybody else, tried on an API in a process of its own."""
+
+import asyncio
+import contextlib
+import gzip
+import hashlib
+import random
+import socket
+import tarfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from domain.phases import Phase
+from infra.config import Settings
+from tests.api.conftest import _fresh, api_process
+from tests.api.world import ARCHIVE, World, archive_of, as_yaml, document, make_world
+
+SMALL: dict[str, Any] = {
+    "header_timeout_s": 1.0, "body_timeout_s": 1.0, "streams_per_key": 3, "streams_per_tenant": 4,
+    "concurrent_per_key": 64, "queued_per_tenant": 3, "archive_bytes_per_tenant": 16 << 20, "secrets_per_tenant": 2,
+}  # fmt: skip
+"""Limits that a test reaches quickly."""
+
+
+@pytest.fixture(scope="module")
+def limited(
+    postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory, checkout: Path
+) -> Iterator[tuple[World, str]]:
+    """An API with small limits."""
+    folder = tmp_path_factory.mktemp("limited")
+    with (
+        _fresh(postgres_url, template_database) as url,
+        make_world(url, folder, limits=SMALL) as world,
+        api_process(world, folder, checkout) as base,
+    ):
+        yield world, base
+
+
+@asynccontextmanager
+async def user(api: tuple[World, str], key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client with a key of the world."""
+    world, base = api
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=base, headers=world.headers(key), timeout=60, limits=limits) as client:
+        yield client
+
+
+async def put(client: httpx.AsyncClient, body: bytes) -> httpx.Response:
+    headers = {"content-type": "application/gzip"}
+    return await client.put(f"/v1/archives/{hashlib.sha256(body).hexdigest()}", content=body, headers=headers)
+
+
+async def _others_are_served(limited: tuple[World, str], attack: "asyncio.Future[Any]") -> int:
+    """Logs in and reads as another user until the attack is over; returns how often."""
+    served = 0
+    async with user(limited, "speech") as other:
+        while not attack.done() or not served:
+            for path in ("/v1/whoami", "/v1/workloads", "/healthz"):
+                assert (await other.get(path, timeout=20)).status_code == 200
+            served += 1
+            await asyncio.sleep(0.1)
+    return served
+
+
+async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str]) -> None:
+    """41 archives whose headers declare 900 PB are refused, and the API answers others meanwhile."""
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"size": "900000000000000000"}
+    body = gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024)
+    async with user(limited, "vision") as client:
+        attack = asyncio.gather(*(put(client, body) for _ in range(41)))
+        await _others_are_served(limited, attack)
+        answers = Counter(answer.status_code for answer in await attack)
+        assert (await put(client, body)).json()["errors"][0]["message"].startswith("the archive unpacks to more than")
+    assert set(answers) <= {422, 429}
+    assert answers[422] > 0
+
+
+async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, str]) -> None:
+    """Of 44 parallel archives that unpack to 511 MiB those over the limit get 429; logging in and reading go on."""
+    member = tarfile.TarInfo("zeros")
+    member.size = 511 << 20
+    bodies = []
+    whole = gzip.compress(member.tobuf() + bytes(511 << 20) + bytes(1024), compresslevel=1)
+    for number in range(44):
+        note = tarfile.TarInfo(f"note-{number}")
+        bodies.append(gzip.compress(note.tobuf()) + whole)
+    async with user(limited, "vision") as client:
+        attack = asyncio.gather(*(put(client, body) for body in bodies))
+        served = await _others_are_served(limited, attack)
+        answers = await attack
+    assert {answer.status_code for answer in answers} == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["limit"] == {"name": "limits.uploads_per_key", "value": 4.0}
+    assert int(refused.headers["retry-after"]) > 0
+    assert served > 1
+
+
+async def test_one_key_cannot_open_all_streams(limited: tuple[World, str]) -> None:
+    """A key has so many streams at most, and a tenant; others open theirs, and a closed one makes room."""
+    async with user(limited, "vision-viewer") as viewer, user(limited, "vision") as peer, AsyncExitStack() as stack:
+
+        async def opened(client: httpx.AsyncClient, to: AsyncExitStack) -> httpx.Response:
+            stream = await to.enter_async_context(client.stream("GET", "/v1/events"))
+            if stream.status_code != 200:
+                await stream.aread()
+            return stream
+
+        inner = await stack.enter_async_context(AsyncExitStack())
+        answers = [await opened(viewer, stack if number else inner) for number in range(5)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        assert answers[-1].json()["limit"] == {"name": "limits.streams_per_key", "value": 3.0}
+        assert "retry-after" in answers[-1].headers
+        answers = [await opened(peer, stack) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert answers[-1].json()["limit"] == {"name": "limits.streams_per_tenant", "value": 4.0}
+        async with user(limited, "speech") as other, AsyncExitStack() as theirs:
+            assert (await opened(other, theirs)).status_code == 200
+        await inner.aclose()
+        while (await opened(viewer, stack)).status_code != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_requests_have_a_rate(database_url: str, tmp_path: Path) -> None:
+    """Beyond its burst a key gets 429 until Retry-After is over; other keys and the open endpoints do not."""
+    limits = {"requests_per_key": 2.0, "burst_s": 2.0}
+    with make_world(database_url, tmp_path, limits=limits) as world:
+        async with world.client("vision") as client, world.client("speech") as other:
+            answers = [await client.get("/v1/whoami") for _ in range(6)]
+            assert [answer.status_code for answer in answers][:4] == [200] * 4
+            refused = answers[-1]
+            assert (refused.status_code, refused.json()["limit"]) == (
+                429, {"name": "limits.requests_per_key", "value": 2.0},
+            )  # fmt: skip
+            assert (await other.get("/v1/whoami")).status_code == 200
+            assert (await client.get("/healthz")).status_code == 200
+            await asyncio.sleep(int(refused.headers["retry-after"]))
+            assert (await client.get("/v1/whoami")).status_code == 200
+
+
+async def test_requests_at_the_same_time(database_url: str, tmp_path: Path) -> None:
+    """A key whose requests hang keeps none of the others from being served, and health is good."""
+    limits = {"concurrent_per_key": 2}
+    with make_world(database_url, tmp_path, limits=limits) as world:
+        async with world.client("vision") as client, world.client("speech") as other:
+            with world.session() as session:
+                session.connection().exec_driver_sql("lock table secret in access exclusive mode")
+                hanging = [asyncio.create_task(client.get("/v1/tenants/vision/secrets")) for _ in range(2)]
+                await asyncio.sleep(0.2)
+                refused = await client.get("/v1/whoami")
+                assert (refused.status_code, refused.json()["limit"]["name"]) == (429, "limits.concurrent_per_key")
+                assert (await other.get("/v1/whoami")).status_code == 200
+                assert (await client.get("/healthz")).status_code == 200
+            assert [answer.status_code for answer in await asyncio.gather(*hanging)] == [200, 200]
+            assert (await client.get("/v1/whoami")).status_code == 200
+
+
+async def test_health_tells_of_threads_that_are_all_busy(database_url: str, tmp_path: Path) -> None:
+    """While every thread for requests hangs, `/healthz` answers 503 and login works; afterwards it is 200 again."""
+    limits = {"concurrent_per_key": 100, "concurrent_per_tenant": 100, "health_s": 0.3}
+    with make_world(database_url, tmp_path, limits=limits) as world:
+        async with world.client("vision") as client, world.client(None) as probe:
+            with world.session() as session:
+                session.connection().exec_driver_sql("lock table secret in access exclusive mode")
+                hanging = [asyncio.create_task(client.get("/v1/tenants/vision/secrets")) for _ in range(41)]
+                while (health := await probe.get("/healthz")).status_code == 200:
+                    await asyncio.sleep(0.05)
+                assert (health.status_code, health.json()["type"]) == (503, "urn:mizzen:problem:busy")
+                assert (await client.get("/v1/whoami")).status_code == 200
+            assert {answer.status_code for answer in await asyncio.gather(*hanging)} == {200}
+            assert (await probe.get("/healthz")).status_code == 200
+
+
+async def test_queued_workloads_of_a_tenant(limited: tuple[World, str]) -> None:
+    """A tenant has so many workloads in the queue at most, however many submissions come at once."""
+    world, _ = limited
+    async with user(limited, "vision") as client:
+        headers = {"content-type": "application/yaml"}
+        posts = (client.post("/v1/workloads", content=as_yaml(document()), headers=headers) for _ in range(12))
+        answers = await asyncio.gather(*posts)
+        assert Counter(answer.status_code for answer in answers) == {202: 3, 429: 9}
+        refused = next(answer for answer in answers if answer.status_code == 429).json()
+        assert refused["limit"] == {"name": "limits.queued_per_tenant", "value": 3.0}
+        assert "tenant vision has 3" in refused["detail"]
+        ended = next(answer for answer in answers if answer.status_code == 202).json()["id"]
+        world.set_phase(ended, Phase.CANCELLED)
+        assert (await client.post("/v1/workloads", content=as_yaml(document()), headers=headers)).status_code == 202
+
+
+async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
+    """A tenant's archives take so many bytes at most; one that is there may be uploaded again."""
+    generator = random.Random(0)
+    bodies = [archive_of({"noise": generator.randbytes(3 << 20).hex()}) for _ in range(6)]
+    async with user(limited, "speech") as client:
+        answers = [await put(client, body) for body in bodies]
+        assert (answers[0].status_code, answers[-1].status_code) == (200, 429)
+        assert answers[-1].json()["limit"] == {"name": "limits.archive_bytes_per_tenant", "value": 16 << 20}
+        assert (await put(client, bodies[0])).status_code == 200
+    async with user(limited, "vision") as other:
+        assert (await put(other, ARCHIVE)).status_code == 200
+
+
+async def test_secrets_of_a_tenant(limited: tuple[World, str]) -> None:
+    """A tenant has so many secrets at most; those that are there can still be changed."""
+    async with user(limited, "vision") as client:
+
+        async def set_(name: str) -> int:
+            return (await client.put(f"/v1/tenants/vision/secrets/{name}", json={"value": "x"})).status_code
+
+        assert [await set_("one"), await set_("two"), await set_("hf-token")] == [200, 429, 200]
+
+
+HALF_SENT = {
+    "nothing": b"",
+    "half a head": b"GET /healthz HTTP/1.1\r\nHost: api\r\nX-Slow: ",
+    "half a body": b"POST /v1/workloads HTTP/1.1\r\nHost: api\r\nAuthorization: {key}\r\n"
+    b"Content-Type: application/yaml\r\nContent-Length: 100\r\n\r\nversion: 1",
+    "half an archive": b"PUT /v1/archives/" + b"0" * 64 + b" HTTP/1.1\r\nHost: api\r\nAuthorization: {key}\r\n"
+    b"Content-Length: 5000\r\n\r\n\x1f\x8b",
+    "half a second head": b"GET /healthz HTTP/1.1\r\nHost: api\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a",
+    "half a body with a bad key": b"POST /v1/workloads HTTP/1.1\r\nHost: api\r\nContent-Length: 100\r\n\r\nversion: 1",
+}
+
+
+@pytest.mark.parametrize("what", HALF_SENT)
+def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> None:
+    """Whatever part of a request a client leaves out, or sends a byte at a time, its connection is closed."""
+    world, base = limited
+    authorization = world.headers("vision")["Authorization"].encode()
+    with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1])), timeout=0.2) as connection:
+        connection.sendall(HALF_SENT[what].replace(b"{key}", authorization))
+        got, deadline_s = b"", time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(TimeoutError):
+                part = connection.recv(65536)
+                got += part
+                if not part:
+                    break
+            with contextlib.suppress(OSError):
+                if what != "nothing":
+                    connection.sendall(b"x")
+        else:
+            pytest.fail("the connection is still open")
+    if what in ("half a head", "half a body", "half an archive"):
+        assert got.startswith(b"HTTP/1.1 408 ")
+    if what == "half a second head":
+        assert b"HTTP/1.1 200 " in got
+
+
+def test_defaults_let_a_sweep_through() -> None:
+    """5,000 workloads of one tenant fit the queue's limit, and ten in parallel the requests' limits."""
+    limits = Settings().limits
+    assert limits.queued_per_tenant >= 5000
+    assert min(limits.concurrent_per_key, limits.concurrent_per_tenant) >= 10
