@@ -11,7 +11,7 @@ import os
 import random
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -22,8 +22,9 @@ import numpy as np
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, Tracked, checkpointer, parts
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects.store import Body, Fetch, ObjectInfo, ObjectStat, ObjectStore
+from mizzen.objects.store import Body, Content, Fetch, ObjectInfo, ObjectStat, ObjectStore
 from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.vouched import Vouched
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
@@ -226,6 +227,18 @@ class Watched:
         """See `ObjectStore.opened`."""
         return self.inner.opened(key)
 
+    def content(self, info: ObjectInfo) -> Content:
+        """See `ObjectStore.content`."""
+        return self.inner.content(info)
+
+    def vouched(self, info: ObjectInfo) -> Vouched | None:
+        """See `ObjectStore.vouched`."""
+        return self.inner.vouched(info)
+
+    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """See `ObjectStore.look`."""
+        return self.inner.look(keys)
+
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
         return self.inner.list(prefix, after=after)
@@ -241,6 +254,10 @@ class Watched:
     def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
         """See `ObjectStore.upload`."""
         return self.inner.upload(plan)
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.settle`."""
+        self.inner.settle(keys)
 
     def tidy_uploads(self, idle_s: float) -> None:
         """See `ObjectStore.tidy_uploads`."""

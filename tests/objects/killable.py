@@ -1,4 +1,4 @@
-"""A process that copies one object and is killed at some instant, again and again.
+"""A process that copies one object, or all below a prefix, and is killed at some instant, again and again.
 
 Reads lines of JSON: `to`, and `kill_after_s` or null. For each it forks a process that opens both stores and copies;
 the time counts from when they are open. Answers with its exit status, negative for a signal, and how long it took.
@@ -14,7 +14,7 @@ import traceback
 import mizzen.objects.gcs
 import mizzen.objects.s3  # noqa: F401  # What is imported here need not be imported by each process.
 from mizzen.objects import open_store
-from mizzen.objects.copying import copy_object
+from mizzen.objects.copying import copy_object, copy_prefix
 
 
 def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
@@ -28,7 +28,10 @@ def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
             try:
                 source, target = open_store(source_url), open_store(target_url)
                 os.write(tell, b"o")
-                copy_object(source, target, key, name="killed", to=asked["to"], part_bytes=part_bytes)
+                if key.endswith("/"):
+                    copy_prefix(source, target, key, name=f"killed {asked['to']}")
+                else:
+                    copy_object(source, target, key, name="killed", to=asked["to"], part_bytes=part_bytes)
                 status = 0
             except BaseException:
                 traceback.print_exc()

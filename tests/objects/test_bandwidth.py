@@ -9,7 +9,7 @@ import pytest
 
 from mizzen.objects import open_store
 from mizzen.objects.bandwidth import Bandwidth, Order
-from mizzen.objects.copying import copy_object
+from mizzen.objects.copying import copy_object, copy_prefix
 
 BUDGET = 1000.0
 
@@ -135,3 +135,14 @@ def test_copies_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
     assert hands.now_s == pytest.approx((41_000 - 500) / BUDGET - 1)
     copy_all()
     assert hands.now_s == pytest.approx((41_000 - 500) / BUDGET - 1)
+
+
+def test_small_objects_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
+    """Objects that are copied at the same time draw all their bytes from their share, too."""
+    source, target, hands = open_store(bucket_of("file")), open_store(bucket_of("file")), Hands()
+    bandwidth = Bandwidth(BUDGET, clock=hands, wait=hands.wait)
+    for number in range(100):
+        source.put(f"t/{number}", random.Random(number).randbytes(100))
+    for _ in range(2):
+        copy_prefix(source, target, "t/", name="n", share=bandwidth.share("nightly", 1.0))
+        assert hands.now_s == pytest.approx((10_000 - 100) / BUDGET - 1)

@@ -39,8 +39,8 @@ class Victim:
 
 
 @contextmanager
-def victim(checkout: Path, source_url: str, target_url: str, part_bytes: int) -> Iterator[Victim]:
-    command = [sys.executable, "-m", "tests.objects.killable", source_url, target_url, "x", str(part_bytes)]
+def victim(checkout: Path, source_url: str, target_url: str, key: str, part_bytes: int) -> Iterator[Victim]:
+    command = [sys.executable, "-m", "tests.objects.killable", source_url, target_url, key, str(part_bytes)]
     paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
     with subprocess.Popen(
         command, cwd=checkout, env={**os.environ, "PYTHONPATH": paths}, text=True,
@@ -87,8 +87,48 @@ def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str
         checksum = checksums.checksum("sha256", [body])
         assert copy_object(source, target, "x", name="killed", to=to, checksum=checksum).moved_bytes == 0
 
-    with victim(checkout, source_url, target_url, PART) as copier:
+    with victim(checkout, source_url, target_url, "x", PART) as copier:
         _killed(copier, source, target, judge)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kinds", [("file", "file"), ("file", "s3"), ("s3", "file")])
+def test_many_small_objects_killed_at_random(
+    kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path
+) -> None:
+    """The same of objects that are copied at the same time: each is absent or whole, and what was there stays."""
+    source_url, target_url = map(bucket_of, kinds)
+    source, target = open_store(source_url), open_store(target_url)
+    rng = random.Random(ROUNDS)
+    bodies = {f"t/{number:03d}": rng.randbytes(rng.choice((0, 500, 4096))) for number in range(200 if ROUNDS else 60)}
+    for key, body in bodies.items():
+        source.put(key, body)
+
+    def clear() -> None:
+        for info in list(target.list("t/")):
+            target.delete(info.key)
+
+    with victim(checkout, source_url, target_url, "t/", PART) as copier:
+        full_s, hits, there = copier.copy("")["took_s"], 0, set[str]()
+        clear()
+        while hits < KILLS // 2:
+            ended = copier.copy("", kill_after_s=full_s * rng.random() * 0.5)
+            assert ended["status"] in (0, -9)
+            hits += ended["status"] == -9
+            seen = {info.key for info in target.list("")}
+            assert there <= seen
+            assert all(target.get(key) == bodies[key] for key in rng.sample(sorted(seen), min(20, len(seen))))
+            there = seen
+            if ended["status"] == 0:
+                assert there == bodies.keys()
+                clear()
+                there = set()
+        assert copier.copy("")["status"] == 0
+    assert {info.key: target.get(info.key) for info in target.list("")} == bodies
+    target.tidy_uploads(0)
+    target.tidy()
+    assert raw_names(target) == bodies.keys()
 
 
 @pytest.mark.chaos
@@ -112,5 +152,5 @@ def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checko
         target.delete(to)
         target.put(to, b"was whole")
 
-    with victim(checkout, source_url, target_url, 64 << 20) as copier:
+    with victim(checkout, source_url, target_url, "x", 64 << 20) as copier:
         _killed(copier, source, target, judge)

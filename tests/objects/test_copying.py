@@ -9,7 +9,7 @@ import pytest
 
 from mizzen.objects import MissingObject, ObjectStore, open_store
 from mizzen.objects import checksums as sums
-from mizzen.objects.copying import CopyFailed, Wanted, copy_object, copy_objects, copy_prefix
+from mizzen.objects.copying import Copied, CopyFailed, Wanted, copy_object, copy_objects, copy_prefix
 from mizzen.objects.store import Fetch
 from tests.objects.inside import raw_names, spoil_a_part
 
@@ -53,8 +53,12 @@ def bytes_of(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+def copied_object(source: Any, target: ObjectStore, key: str = "a/x", **options: Any) -> Copied:
+    return copy_object(source, target, key, **{"name": "test", "part_bytes": PART, **options})
+
+
 def copy(source: Any, target: ObjectStore, **options: Any) -> int:
-    return copy_object(source, target, "a/x", **{"name": "test", "part_bytes": PART, **options}).moved_bytes
+    return copied_object(source, target, **options).moved_bytes
 
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mizzen.objects import open_store
-from mizzen.objects.copying import CopyInUse, copy_object
+from mizzen.objects.copying import CopyInUse, copy_object, copy_prefix
 from mizzen.objects.files import FileStore
 from tests.objects.inside import blocks_bytes, raw_names
 from tests.objects.test_copying import PART, Watched, bytes_of, copy
@@ -78,6 +78,44 @@ def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
 
     assert copy(source, target, progress=again) == 3 * PART
     assert raw_names(target) == {"a/x"}
+
+
+def test_names_are_durable_when_a_copy_has_ended(
+    source: FileStore, target: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object is on the disk before it is named; each folder is synced once, after the last name in it.
+
+    Also where the objects are there already: the copy that named them may have been killed before it synced.
+    """
+    keys = [f"{folder}/{n}" for folder in ("a", "b/c") for n in range(20)]
+    for key in keys:
+        source.put(key, bytes_of(5, 100))
+    done: list[tuple[str, str]] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        done.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        real_fsync(descriptor)
+
+    def replace(path: Path, name: Path) -> Path:
+        done.append(("name", f"{path} {name}"))
+        return real_replace(path, name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    copy_prefix(source, target, "", name="t")
+    named = [at for at, (what, _) in enumerate(done) if what == "name"]
+    assert len(named) == len(keys)
+    for at in named:
+        staged, name = done[at][1].split()
+        assert ("sync", staged) in done[:at]
+        assert done[at:].count(("sync", str(Path(name).parent))) == 1
+    synced = done[named[-1] + 1 :]
+    assert ("sync", str(tmp_path / "target" / "b")) in synced and ("sync", str(tmp_path / "target")) in synced
+    done.clear()
+    copy_prefix(source, FileStore(tmp_path / "target"), "", name="t")
+    assert done.count(("sync", str(tmp_path / "target" / "a"))) == 1
+    assert not [what for what in done if what[0] == "name"]
 
 
 def test_a_copy_that_was_changed_is_no_copy_any_more(source: FileStore, target: FileStore, tmp_path: Path) -> None:

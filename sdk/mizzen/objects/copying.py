@@ -1,27 +1,34 @@
 """Copying objects from one store to another: part by part, verified, and taken up again where it stopped."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TypeAlias
 
-from mizzen.objects import checksums
 from mizzen.objects.bandwidth import Share
-from mizzen.objects.store import Fetch, MissingObject, ObjectStore
-from mizzen.objects.uploads import CopyFailed, CopyInUse, Plan
-from mizzen.objects.workers import Workers
+from mizzen.objects.moving import Moving, Progress
+from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
+from mizzen.objects.uploads import CopyFailed, CopyInUse, DamagedSource
+from mizzen.objects.workers import AT_ONCE
 
-__all__ = ["PART_BYTES", "Copied", "CopyFailed", "CopyInUse", "Wanted", "copy_object", "copy_objects", "copy_prefix"]
+__all__ = [
+    "PART_BYTES",
+    "Copied",
+    "CopyFailed",
+    "CopyInUse",
+    "DamagedSource",
+    "Progress",
+    "Wanted",
+    "copy_object",
+    "copy_objects",
+    "copy_prefix",
+]
 
 PART_BYTES = 16 << 20
-_MOST_PARTS = 10_000
-"""S3 takes no more."""
-_AT_ONCE = 4
-_HELD_BYTES = 256 << 20
-"""Parts that are in memory at the same time have no more together, if they are larger than usual."""
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Is told bytes done and bytes in total."""
+_LOOKED_UP = 1000
+"""Objects whose presence is looked up together: as many as S3 lists in one request."""
+_Looked: TypeAlias = dict[str, ObjectInfo | None]
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Copied:
     size_bytes: int
     moved_bytes: int
     """What was not there before this call."""
+    verified: str
+    """The algorithm of the digest that the content was compared with: the caller's, or that of the source's store.
+    Empty: the source vouches for nothing, as folders do, so what was read from it is unverified."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +62,11 @@ def copy_prefix(
     name: str,
     share: Share | None = None,
     progress: Progress | None = None,
+    copied: Callable[[Copied], object] | None = None,
 ) -> int:
     """Copy all objects under `prefix`: see `copy_objects`."""
     wanted = [Wanted(info.key, info.size_bytes) for info in source.list(prefix)]
-    return copy_objects(source, target, wanted, name=name, share=share, progress=progress)
+    return copy_objects(source, target, wanted, name=name, share=share, progress=progress, copied=copied)
 
 
 def copy_objects(
@@ -66,27 +77,51 @@ def copy_objects(
     name: str,
     share: Share | None = None,
     progress: Progress | None = None,
+    copied: Callable[[Copied], object] | None = None,
 ) -> int:
-    """Copy these objects, one by one, each under its key; returns their bytes, those included that were there already.
+    """Copy these objects, each under its key; returns their bytes, those included that were there already.
 
-    `progress` is called after each part, and after each object when it is verified. See `copy_object` for the rest.
+    Small objects (of one part) are copied several at a time, others one by one, several parts at a time. `progress` is
+    called after each part of a large object, and for each object when it is verified; `copied` is told of each object
+    when it is whole, and how it was verified. Both are called by the caller's thread, and end the copy by raising. See
+    `copy_object` for the rest.
 
     Raises:
-        MissingObject, CopyFailed, CopyInUse: see `copy_object`.
+        MissingObject, CopyFailed, CopyInUse: see `copy_object`. What was copied before stays.
     """
     total_bytes = sum(wanted.size_bytes for wanted in objects)
     done_bytes = 0
-    for wanted in objects:
+    under_way: deque[Future[Copied]] = deque()
 
-        def show(part_bytes: int, _: int, done_bytes: int = done_bytes) -> None:
-            if progress is not None:
-                progress(done_bytes + part_bytes, total_bytes)
+    def told(bytes_now: int) -> None:
+        # The end is told when all names are durable.
+        if progress is not None and bytes_now < total_bytes:
+            progress(bytes_now, total_bytes)
 
-        size_bytes, checksum = wanted.size_bytes, wanted.checksum
-        copy_object(
-            source, target, wanted.key, name=name, size_bytes=size_bytes, checksum=checksum, share=share, progress=show
-        )
-        done_bytes += wanted.size_bytes
+    def ended(one: Copied) -> None:
+        nonlocal done_bytes
+        done_bytes += one.size_bytes
+        if copied is not None:
+            copied(one)
+        told(done_bytes)
+
+    with Moving(source, target, name, PART_BYTES, share) as moving:
+        for wanted, here, there in _looked_up(source, target, objects):
+            if wanted.size_bytes <= PART_BYTES:
+                under_way.append(moving.workers.submit(_copy, moving, wanted, wanted.key, here, there))
+                while len(under_way) > 2 * AT_ONCE or (under_way and under_way[0].done()):
+                    ended(under_way.popleft().result())
+                continue
+            # A large object has all threads for its parts.
+            while under_way:
+                ended(under_way.popleft().result())
+            # Until it ends, `done_bytes` is what was done before.
+            ended(_copy(moving, wanted, wanted.key, here, there, lambda part_bytes, _: told(done_bytes + part_bytes)))
+        while under_way:
+            ended(under_way.popleft().result())
+    target.settle(wanted.key for wanted in objects)
+    if progress is not None and objects:
+        progress(total_bytes, total_bytes)
     return done_bytes
 
 
@@ -105,126 +140,67 @@ def copy_object(
 ) -> Copied:
     """Copy an object to `to` (None: under its own key): it appears there whole and verified, or not at all.
 
-    A copy that was interrupted goes on behind the parts that are at the target if it is asked for again under the same
-    `name`, of the same version of the object. What is there already is not copied again. `checksum`, if
-    given (`algorithm:hex` of the content), is compared with what can be read back. Bytes are drawn from `share` before
-    they are moved. Parts have `part_bytes`, or more where there would be too many.
+    What is read is compared with the digest that the source's store has of the object, if there is one, and with
+    `checksum`, if it is given (`algorithm:hex` of the content); `Copied.verified` says which it was. A copy that was
+    interrupted goes on behind the parts that are at the target if it is asked for again under the same `name`, of the
+    same version of the object. What is there already is not copied again. Bytes are drawn from `share` before they are
+    moved. Parts have `part_bytes`, or more where there would be too many.
 
     Raises:
         MissingObject: there is no such object.
         CopyFailed: the object has another size, it changed meanwhile, or the target's content is not the source's.
+        DamagedSource: what was read does not have the store's digest or `checksum`; a kind of `CopyFailed`.
         CopyInUse: another process makes the same copy at this moment.
         Exception: the stores' own.
     """
+    if part_bytes <= 0:
+        raise ValueError(f"part_bytes={part_bytes!r}: must be at least 1")
+    here = _here(source, key)
+    wanted = Wanted(key, here.size_bytes if size_bytes is None else size_bytes, checksum)
+    with Moving(source, target, name, part_bytes, share) as moving:
+        copied = _copy(moving, wanted, to or key, here, None, progress)
+    target.settle([copied.key])
+    if progress is not None:
+        progress(copied.size_bytes, copied.size_bytes)
+    return copied
+
+
+def _looked_up(
+    source: ObjectStore, target: ObjectStore, objects: Sequence[Wanted]
+) -> Iterator[tuple[Wanted, ObjectInfo | None, bool | None]]:
+    """Each object, with what is known of it in the source, and whether the target may have it (None: not known)."""
+    for start in range(0, len(objects), _LOOKED_UP):
+        some = objects[start : start + _LOOKED_UP]
+        keys = [wanted.key for wanted in some]
+        here, there = source.look(keys), target.look(keys)
+        for wanted in some:
+            found = there.get(wanted.key)
+            is_there = found is not None and found.size_bytes == wanted.size_bytes if wanted.key in there else None
+            yield wanted, here.get(wanted.key), is_there
+
+
+def _here(source: ObjectStore, key: str) -> ObjectInfo:
     found = source.stat(key)
     if found is None:
         raise MissingObject(f"no object {key!r} at {source.uri('')}")
-    if size_bytes not in (None, found.size_bytes):
-        message = f"{found.size_bytes} bytes, {size_bytes} were expected"
-        raise CopyFailed(f"{key}: changed in the source, {source.uri(key)}: {message}")
-    if part_bytes <= 0:
-        raise ValueError(f"part_bytes={part_bytes!r}: must be at least 1")
-    to = to or key
-    part_bytes = max(part_bytes, -(-found.size_bytes // _MOST_PARTS))
-    identity = "\0".join((name, source.uri(key), found.tag, to, str(part_bytes)))
-    mark = sha256(identity.encode()).hexdigest()[:32]
-    plan = Plan(source, key, found.tag, found.size_bytes, to, part_bytes, mark)
-    moved_bytes = 0
-    if not _there(target, plan, checksum, share):
-        moved_bytes = _move(target, plan, checksum, share, progress)
-    if progress is not None:
-        progress(found.size_bytes, found.size_bytes)
-    return Copied(to, found.size_bytes, moved_bytes)
+    return ObjectInfo(key, found.size_bytes, found.tag)
 
 
-def _there(target: ObjectStore, plan: Plan, checksum: str | None, share: Share | None) -> bool:
-    found = target.stat(plan.key)
-    if found is None or found.size_bytes != plan.size_bytes:
-        return False
-    if checksum is not None:
-        return _checksum(target, plan, checksum) == checksum
-    return found.mark == plan.mark or _difference(target, plan, share) is None
-
-
-def _move(target: ObjectStore, plan: Plan, checksum: str | None, share: Share | None, progress: Progress | None) -> int:
-    """Bring the parts that are missing, make the object of them, and verify it; returns the bytes that were missing."""
-    with target.upload(plan) as upload:
-        plan = upload.plan
-        missing = upload.missing()
-        sizes = {number: end - start for number in missing for start, end in [plan.span(number)]}
-        moved_bytes = sum(sizes.values())
-        done_bytes = plan.size_bytes - moved_bytes
-        at_once = max(1, min(_AT_ONCE, _HELD_BYTES // plan.part_bytes))
-        with plan.source.opened(plan.source_key) as fetch, Workers(at_once) as workers:
-
-            def take(number: int) -> None:
-                if share is not None:
-                    share.draw(sizes[number])
-                upload.take(number, lambda: _read(plan, fetch, number))
-
-            for number, taken in [(number, workers.submit(take, number)) for number in missing]:
-                taken.result()
-                done_bytes += sizes[number]
-                if progress is not None and done_bytes < plan.size_bytes:
-                    progress(done_bytes, plan.size_bytes)
-        now = plan.source.stat(plan.source_key)
-        if now is None or now.tag != plan.source_tag:
-            upload.drop()
-            raise _changed(plan)
-        vouched = upload.finish()
-    difference = _size_difference(target, plan)
-    if difference is None and not vouched:
-        difference = _difference(target, plan, share)
-    if difference is None and checksum is not None and (found := _checksum(target, plan, checksum)) != checksum:
-        difference = f"{found} at the target, it should be {checksum}"
-    if difference is not None:
-        target.delete(plan.key)
-        raise CopyFailed(f"{plan.key}: {difference}")
-    return moved_bytes
-
-
-def _read(plan: Plan, fetch: Fetch, number: int) -> bytearray:
-    start, end = plan.span(number)
-    body = bytearray(end - start)
-    if fetch(memoryview(body), start) != len(body):
-        raise _changed(plan)
-    return body
-
-
-def _changed(plan: Plan) -> CopyFailed:
-    return CopyFailed(f"{plan.source.uri(plan.source_key)} changed while it was copied")
-
-
-def _size_difference(target: ObjectStore, plan: Plan) -> str | None:
-    if (found_bytes := target.size(plan.key)) == plan.size_bytes:
-        return None
-    return f"{found_bytes} bytes at the target, {plan.size_bytes} in the source"
-
-
-def _difference(target: ObjectStore, plan: Plan, share: Share | None) -> str | None:
-    """Where source and target, both read, are not the same; None: they are."""
-    algorithm = checksums.fastest()
-    with plan.source.opened(plan.source_key) as fetch, target.opened(plan.key) as fetch_back:
-        for number in range(plan.parts):
-            start, end = plan.span(number)
-            if share is not None:
-                share.draw(end - start)
-            expected = checksums.checksum(algorithm, [_read(plan, fetch, number)])
-            body = memoryview(bytearray(end - start))
-            found = checksums.checksum(algorithm, [body[: fetch_back(body, start)]])
-            if found != expected:
-                return f"part {number + 1} of {plan.parts} is {found} at the target, {expected} in the source"
-    return None
-
-
-def _checksum(target: ObjectStore, plan: Plan, like: str) -> str:
-    """The checksum of the target's content, by the algorithm of another one."""
-    algorithm, _, _ = like.partition(":")
-    digest = checksums.digest(algorithm)
-    body = memoryview(bytearray(min(PART_BYTES, plan.size_bytes)))
-    with target.opened(plan.key) as fetch:
-        at = 0
-        while at < plan.size_bytes and (count := fetch(body[: plan.size_bytes - at], at)):
-            digest.update(body[:count])
-            at += count
-    return f"{algorithm}:{digest.hexdigest()}"
+def _copy(
+    moving: Moving,
+    wanted: Wanted,
+    to: str,
+    here: ObjectInfo | None,
+    there: bool | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Copied:
+    """One object, as far as its name, which is not durable yet. `here` and `there`: see `_looked_up`."""
+    here = here or _here(moving.source, wanted.key)
+    if here.size_bytes != wanted.size_bytes:
+        message = f"{here.size_bytes} bytes, {wanted.size_bytes} were expected"
+        raise CopyFailed(f"{wanted.key}: changed in the source, {moving.source.uri(wanted.key)}: {message}")
+    plan = moving.plan(here, to)
+    if there is not False and moving.is_there(plan, wanted.checksum):
+        return Copied(to, here.size_bytes, 0, moving.algorithm(plan, wanted.checksum))
+    moved_bytes, verified = moving.move(plan, wanted.checksum, progress)
+    return Copied(to, here.size_bytes, moved_bytes, verified)

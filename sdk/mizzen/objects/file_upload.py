@@ -57,6 +57,8 @@ class FileUpload:
     ) -> None:
         """`descriptor`: of the staged file; `source`: of the source, if it is a file; `publish` gives the name."""
         self.plan = plan
+        self.copies_itself = source is not None
+        self.proof = ""
         self._staged = staged
         self._descriptor = descriptor
         self._source = source
@@ -79,6 +81,12 @@ class FileUpload:
         line = checksum.encode().ljust(_LINE_BYTES - 1) + b"\n"
         _write(self._descriptor, line, self.plan.size_bytes + number * _LINE_BYTES)
 
+    def stored(self, number: int) -> bytearray | None:
+        """See `Upload.stored`."""
+        start, end = self.plan.span(number)
+        body = bytearray(end - start)
+        return body if _read(self._descriptor, body, start) == len(body) else None
+
     def finish(self) -> bool:
         """See `Upload.finish`. What is read back comes from the disk, where the kernel can be told so."""
         os.ftruncate(self._descriptor, max(os.fstat(self._descriptor).st_size, self.plan.size_bytes))
@@ -91,9 +99,7 @@ class FileUpload:
                 self.drop()
                 raise self.plan.damaged(number, found, expected)
         os.ftruncate(self._descriptor, self.plan.size_bytes)
-        with suppress(OSError, AttributeError):
-            written_ns = os.fstat(self._descriptor).st_mtime_ns
-            os.setxattr(self._descriptor, _MARK, f"{self.plan.mark} {written_ns}".encode())
+        _set_mark(self._descriptor, self.plan.mark)
         os.fsync(self._descriptor)
         self._publish()
         return True
@@ -132,6 +138,69 @@ class FileUpload:
             self._source = None
             return None
         return _checksum(source, start, end, checksums.fastest())
+
+
+class WholeFile:
+    """See `Upload`. An object of one part: nothing of it is kept before it is whole."""
+
+    def __init__(self, plan: Plan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
+        """See `FileUpload`."""
+        self.plan = plan
+        self.copies_itself = False
+        self.proof = ""
+        self._staged = staged
+        self._descriptor = descriptor
+        self._publish = publish
+        self._body = bytearray()
+
+    def missing(self) -> list[int]:
+        """See `Upload.missing`."""
+        return list(range(self.plan.parts))
+
+    def take(self, number: int, read: Read) -> None:
+        """See `Upload.take`. It is written by `finish`."""
+        self._body = read()
+
+    def stored(self, number: int) -> bytearray | None:
+        """See `Upload.stored`."""
+        return None
+
+    def finish(self) -> bool:
+        """See `Upload.finish`. What is read back comes from the disk, where the kernel can be told so."""
+        body = self._body
+        if os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, 0)  # What a try left that was killed.
+        if body.count(0) == len(body):
+            os.ftruncate(self._descriptor, len(body))
+        else:
+            _write(self._descriptor, body, 0)
+        _set_mark(self._descriptor, self.plan.mark)
+        os.fsync(self._descriptor)
+        advise(self._descriptor, "POSIX_FADV_DONTNEED")
+        found = bytearray(len(body) + 1)
+        if _read(self._descriptor, found, 0) != len(body) or found[:-1] != body:
+            self.drop()
+            sums = (checksums.checksum(checksums.fastest(), [content]) for content in (found[:-1], body))
+            raise self.plan.damaged(0, *sums)
+        self._publish()
+        return True
+
+    def drop(self) -> None:
+        """See `Upload.drop`."""
+        self._staged.unlink(missing_ok=True)
+
+
+def _set_mark(descriptor: int, mark: str) -> None:
+    with suppress(OSError, AttributeError):
+        os.setxattr(descriptor, _MARK, f"{mark} {os.fstat(descriptor).st_mtime_ns}".encode())
+
+
+def _read(descriptor: int, into: bytearray, at: int) -> int:
+    """Fill a buffer from a byte of a file on; how much there was."""
+    filled = 0
+    while filled < len(into) and (count := os.preadv(descriptor, [memoryview(into)[filled:]], at + filled)):
+        filled += count
+    return filled
 
 
 def _write(descriptor: int, body: bytes | bytearray, at: int) -> None:

@@ -4,16 +4,18 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from mizzen.objects.disk import abandoned, advise, idle, lock, make_folders, sync_folder, write
-from mizzen.objects.file_upload import SUFFIX, FileUpload, mark_of, open_staged
+from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
     Body,
+    ChangedObject,
+    Content,
     Fetch,
     MissingObject,
     ObjectInfo,
@@ -22,7 +24,8 @@ from mizzen.objects.store import (
     check_prefix,
     holds,
 )
-from mizzen.objects.uploads import Plan
+from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.vouched import Vouched
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Absent, below a file, a link, a socket, a folder."""
@@ -41,7 +44,6 @@ class FileStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self._real = Path(os.path.realpath(self._root))
         self._durable: set[Path] = set()
         """Folders whose names, and those of all above them, are on the disk for good."""
 
@@ -50,6 +52,7 @@ class FileStore:
         path = self._path(key)
         with self._staged(body) as temporary:
             self._place(path, key, lambda: temporary.replace(path))
+            self._settle(path.parent)
 
     def create(self, key: str, body: bytes) -> bool:
         """See `ObjectStore.create`. By a hard link, which is atomic also between machines that share the folder.
@@ -74,6 +77,7 @@ class FileStore:
 
             try:
                 self._place(path, key, link)
+                self._settle(path.parent)
             except FileExistsError:
                 # A network file system may say so of a link that it has just made, if the first answer was lost.
                 return holds(self, key, body)
@@ -124,6 +128,33 @@ class FileStore:
         finally:
             os.close(descriptor)
 
+    def content(self, info: ObjectInfo) -> Content:
+        """See `ObjectStore.content`. A file has no digest."""
+        body = bytearray(info.size_bytes)
+        try:
+            descriptor = self._open(info.key)
+        except MissingObject:
+            raise ChangedObject(self.uri(info.key)) from None
+        try:
+            filled = 0
+            while filled < len(body) and (got := os.preadv(descriptor, [memoryview(body)[filled:]], filled)):
+                filled += got
+            if filled < len(body) or _tag(os.fstat(descriptor)) != info.tag:
+                raise ChangedObject(self.uri(info.key))
+        finally:
+            os.close(descriptor)
+        return Content(body, None)
+
+    def vouched(self, info: ObjectInfo) -> Vouched | None:
+        """See `ObjectStore.vouched`. Of a file nothing is known but its bytes."""
+        return None
+
+    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """See `ObjectStore.look`. Folders are checked for links once, not for each file."""
+        paths = {key: self._path(key) for key in keys}
+        safe = {folder: self._within(folder) for folder in {path.parent for path in paths.values()}}
+        return {key: _info(key, path) if safe[path.parent] else None for key, path in paths.items()}
+
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
         folder, _, _ = check_prefix(prefix).rpartition("/")
@@ -148,7 +179,7 @@ class FileStore:
             os.close(descriptor)
 
     @contextmanager
-    def upload(self, plan: Plan) -> Iterator[FileUpload]:
+    def upload(self, plan: Plan) -> Iterator[Upload]:
         """See `ObjectStore.upload`. A staged file, which is renamed; from another folder the kernel copies."""
         path, staging = self._path(plan.key), self._root / STAGING
         make_folders(staging)
@@ -156,15 +187,23 @@ class FileStore:
         with ExitStack() as stack:
             descriptor = open_staged(staged, plan)
             stack.callback(os.close, descriptor)
-            source = None
-            if isinstance(plan.source, FileStore):
-                source = plan.source._open(plan.source_key)
-                stack.callback(os.close, source)
 
             def publish() -> None:
                 self._place(path, plan.key, lambda: staged.replace(path))
 
+            if plan.parts <= 1:
+                yield WholeFile(plan, staged, descriptor, publish)
+                return
+            source = None
+            if isinstance(plan.source, FileStore):
+                source = plan.source._open(plan.source_key)
+                stack.callback(os.close, source)
             yield FileUpload(plan, staged, descriptor, source, publish)
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.settle`. Each folder is synced once."""
+        for folder in {self._path(key).parent for key in keys}:
+            self._settle(folder)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`. Folders that become empty go with it."""
@@ -193,8 +232,14 @@ class FileStore:
         return self._root / check_key(key)
 
     def _within(self, folder: Path) -> bool:
-        real = Path(os.path.realpath(folder))
-        return real == self._real / folder.relative_to(self._root)
+        """Whether no part of the way from the root to `folder` is a symbolic link."""
+        way = str(self._root)
+        for part in folder.parts[len(self._root.parts) :]:
+            way = f"{way}/{part}"
+            with suppress(FileNotFoundError, NotADirectoryError):
+                if stat.S_ISLNK(os.lstat(way).st_mode):
+                    return False
+        return True
 
     def _open(self, key: str) -> int:
         path = self._path(key)
@@ -237,7 +282,7 @@ class FileStore:
             os.close(descriptor)
 
     def _place(self, path: Path, key: str, step: Callable[[], object]) -> None:
-        """Make the folders above `path`, take the `step` that gives it its name, and make that durable."""
+        """Make the folders above `path` and take the `step` that gives it its name: not durable before `_settle`."""
         for race in range(_RACES):
             try:
                 made = make_folders(path.parent)
@@ -255,7 +300,6 @@ class FileStore:
             except (NotADirectoryError, IsADirectoryError):
                 raise _clash(key) from None
             self._durable.difference_update(made)
-            self._settle(path.parent)
             return
 
     def _settle(self, folder: Path) -> None:
@@ -310,6 +354,16 @@ def _clash(key: str) -> ValueError:
 
 def _tag(status: os.stat_result) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
+
+
+def _info(key: str, path: Path) -> ObjectInfo | None:
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        if error.errno in _NO_OBJECT:
+            return None
+        raise
+    return ObjectInfo(key, status.st_size, _tag(status)) if stat.S_ISREG(status.st_mode) else None
 
 
 def _remove_if(path: Path, unneeded: Callable[[int], bool]) -> None:

@@ -1,7 +1,8 @@
 """An object store in a bucket of Google Cloud Storage."""
 
 import os
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from google.cloud import storage
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.gcs_upload import MARK, Parts, Rewrite, tidy_uploads
+from mizzen.objects.looking import listed
 from mizzen.objects.randomness import detach
 from mizzen.objects.store import (
     STAGING,
     Body,
+    ChangedObject,
+    Content,
     Fetch,
     MissingObject,
     ObjectInfo,
@@ -26,6 +30,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.vouched import Vouched, algorithms
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -97,6 +102,34 @@ class GCSStore:
 
         yield fetch
 
+    def content(self, info: ObjectInfo) -> Content:
+        """See `ObjectStore.content`. The library continues bodies that are cut."""
+        blob = self._version(info)
+        try:
+            body = bytearray(blob.download_as_bytes(checksum=None))
+        except NotFound:
+            raise ChangedObject(self.uri(info.key)) from None
+        if len(body) != info.size_bytes:
+            raise ChangedObject(self.uri(info.key))
+        return Content(body, _vouched(blob))
+
+    def vouched(self, info: ObjectInfo) -> Vouched | None:
+        """See `ObjectStore.vouched`."""
+        try:
+            return _vouched(self._version(info))
+        except ChangedObject:
+            return None
+
+    def _version(self, info: ObjectInfo) -> Any:
+        blob = self._bucket.get_blob(self._prefix + check_key(info.key))
+        if blob is None or str(blob.generation) != info.tag:
+            raise ChangedObject(self.uri(info.key))
+        return blob
+
+    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """See `ObjectStore.look`."""
+        return listed(self, keys)
+
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
         asked = {"prefix": self._prefix + check_prefix(prefix)}
@@ -128,6 +161,9 @@ class GCSStore:
         else:
             yield Parts(self._blob(plan.key), staged, plan)
 
+    def settle(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.settle`. What the service has acknowledged is durable."""
+
     def tidy_uploads(self, idle_s: float) -> None:
         """See `ObjectStore.tidy_uploads`. Uploads that a large put left unfinished end by themselves after a week."""
         tidy_uploads(self._bucket, f"{self._prefix}{STAGING}/", idle_s)
@@ -154,3 +190,10 @@ class GCSStore:
 
     def _missing(self, key: str) -> MissingObject:
         return MissingObject(f"no object {key!r} in gs://{self._bucket.name}/{self._prefix}")
+
+
+def _vouched(blob: Any) -> Vouched | None:
+    """The MD5, or of composed objects, which have none, the CRC-32C."""
+    known = {"md5": blob.md5_hash, "crc32c": blob.crc32c}
+    found = (Vouched(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms())
+    return next(found, None)

@@ -29,6 +29,8 @@ class _Staged:
     def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
         """`blob`: the object; `folder`: the start of the names of what is staged."""
         self.plan = plan
+        self.copies_itself = False
+        self.proof = ""
         self._blob = blob
         self._bucket = blob.bucket
         self._folder = folder
@@ -74,6 +76,10 @@ class Parts(_Staged):
             return
         _upload(self._part(number), body)
         self._md5s[number] = hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+    def stored(self, number: int) -> bytearray | None:
+        """See `Upload.stored`."""
+        return bytearray(self._part(number).download_as_bytes())
 
     def finish(self) -> bool:
         """See `Upload.finish`."""
@@ -127,6 +133,7 @@ class Rewrite(_Staged):
     def __init__(self, blob: Any, folder: str, plan: Plan, source: Any) -> None:
         """`source`: the object that is copied."""
         super().__init__(blob, folder, replace(plan, part_bytes=plan.size_bytes))
+        self.copies_itself = True
         self._source = source
         self._whole = self._bucket.blob(f"{folder}whole")
         self._token = self._bucket.blob(f"{folder}token")
@@ -146,6 +153,10 @@ class Rewrite(_Staged):
         except PreconditionFailed as error:
             raise CopyFailed(f"{self.plan.source.uri(self.plan.source_key)} has changed meanwhile: {error}") from error
 
+    def stored(self, number: int) -> bytearray | None:
+        """See `Upload.stored`. Nothing is read here."""
+        return None
+
     def finish(self) -> bool:
         """See `Upload.finish`. The service has CRC-32C of every object."""
         try:
@@ -155,6 +166,7 @@ class Rewrite(_Staged):
             if self._whole.crc32c != self._source.crc32c:
                 self.drop()
                 raise self.plan.damaged(0, f"crc32c:{self._whole.crc32c}", f"crc32c:{self._source.crc32c}")
+            self.proof = "crc32c"
             self._publish(self._whole)
         except NotFound:
             if not self._published_by_another():

@@ -1,7 +1,7 @@
 """An object store in an S3 bucket, or anything that speaks its protocol."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -12,14 +12,17 @@ import boto3
 import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, NoCredentialsError
 
 from mizzen.objects.buffers import Buffers
+from mizzen.objects.looking import listed
 from mizzen.objects.randomness import detach
-from mizzen.objects.s3_upload import ABSENT, MARK, Place, S3Upload, tidy_uploads
+from mizzen.objects.s3_reading import ABSENT, Fetching, Object, content, vouched
+from mizzen.objects.s3_upload import MARK, Place, S3Upload, tidy_uploads
 from mizzen.objects.store import (
     STAGING,
     Body,
+    Content,
     Fetch,
     MissingObject,
     ObjectInfo,
@@ -30,7 +33,8 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.uploads import Plan
-from mizzen.objects.workers import ending
+from mizzen.objects.vouched import Vouched
+from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "409"}
@@ -38,6 +42,21 @@ _CONFLICTS = 20
 _CONFLICT_S = 0.05
 _ONE_PUT_BYTES = 8 << 20
 """What is smaller goes up in one request."""
+_CONFIG = Config(
+    connect_timeout=10,
+    read_timeout=60,
+    max_pool_connections=AT_ONCE,
+    retries={"max_attempts": 5, "mode": "standard"},
+)
+
+
+class MissingCredentials(NoCredentialsError):  # type: ignore[misc]
+    """No credentials were found; the message names the bucket, its region and the endpoint."""
+
+    fmt = "{message}"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message=message)
 
 
 class S3Store:
@@ -49,10 +68,21 @@ class S3Store:
         # A session of its own: boto3's default one may not be made from several threads at once.
         core = botocore.session.get_session()
         core.register_component("data_loader", _service_data())
-        self._client: Any = boto3.session.Session(botocore_session=core).client(
-            "s3", config=Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
-        )
+        self._client: Any = boto3.session.Session(botocore_session=core).client("s3", config=_CONFIG)
+        self._where = f"s3://{bucket} (region {self._client.meta.region_name}, {self._client.meta.endpoint_url})"
+        self._client.meta.events.register("after-call.s3", self._say_where)
+        if core.get_credentials() is None:
+            self._client.meta.events.register("before-call.s3", self._refuse)
         detach("boto3", "botocore", "s3transfer", "urllib3")
+
+    def _say_where(self, parsed: dict[str, Any], **_: Any) -> None:
+        """Adds to an error's message which bucket it is of: S3's own do not say."""
+        if "Error" in parsed:
+            message = parsed["Error"].get("Message", "")
+            parsed["Error"]["Message"] = f"{message.rstrip('.')}: {self._where}" if message else self._where
+
+    def _refuse(self, **_: Any) -> None:
+        raise MissingCredentials(f"no credentials for {self._where}")
 
     def put(self, key: str, body: Body) -> None:
         """See `ObjectStore.put`. What is large goes up in parts, several at a time."""
@@ -102,26 +132,25 @@ class S3Store:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. Each piece is a request of its own."""
-        yield partial(self._fetch, key)
+        """See `ObjectStore.opened`. Each piece is a request of its own, all of them for the same version."""
+        yield partial(self._fetch, key, Fetching(self._object(key)))
 
-    def _fetch(self, key: str, into: memoryview, start: int) -> int:
-        if not into:
-            return len(self.get_range(key, start, start))
-        asked = {"Bucket": self._bucket, "Key": self._name(key), "Range": f"bytes={start}-{start + len(into) - 1}"}
-        try:
-            body = self._client.get_object(**asked)["Body"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "InvalidRange":
-                return 0
-            if error.response["Error"]["Code"] in ABSENT:
-                raise self._missing(key) from None
-            raise
-        filled = 0
-        with body:
-            while filled < len(into) and (got := body.readinto(into[filled:])):
-                filled += got
-        return filled
+    def _fetch(self, key: str, fetching: Fetching, into: memoryview, start: int) -> int:
+        return fetching(into, start) if into else len(self.get_range(key, start, start))
+
+    def content(self, info: ObjectInfo) -> Content:
+        """See `ObjectStore.content`."""
+        return content(self._object(info.key), info.size_bytes, info.tag)
+
+    def vouched(self, info: ObjectInfo) -> Vouched | None:
+        """See `ObjectStore.vouched`."""
+        of = self._object(info.key)
+        said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
+        return vouched(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
+
+    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """See `ObjectStore.look`."""
+        return listed(self, keys)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""
@@ -159,6 +188,9 @@ class S3Store:
         staged = f"{self._prefix}{STAGING}/{plan.mark}"
         yield S3Upload(Place(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
 
+    def settle(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.settle`. What S3 has acknowledged is durable."""
+
     def tidy_uploads(self, idle_s: float) -> None:
         """See `ObjectStore.tidy_uploads`. Those of large puts whose writers died are removed with them."""
         tidy_uploads(self._client, self._bucket, self._prefix, idle_s)
@@ -183,6 +215,9 @@ class S3Store:
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
+
+    def _object(self, key: str) -> Object:
+        return Object(self._client, self._bucket, self._name(key), self.uri(key))
 
     def _missing(self, key: str) -> MissingObject:
         return MissingObject(f"no object {key!r} in s3://{self._bucket}/{self._prefix}")

@@ -6,20 +6,18 @@ that it has of source and target; where the source has none, the caller reads bo
 """
 
 import hashlib
-import re
 import time
 from base64 import b64encode
 from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
+from mizzen.objects.s3_reading import ABSENT, has_md5
 from mizzen.objects.store import STAGING
 from mizzen.objects.uploads import CopyFailed, Plan, Read
 
-ABSENT = {"404", "NoSuchKey", "NotFound"}
 MARK = "mizzen-copy"
 """Name of the metadata that holds the mark."""
-_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
 """Algorithms whose checksums S3 combines from those of parts into that of the whole."""
 
@@ -67,11 +65,16 @@ class S3Upload:
         self._object = target.asked
         self._staged = {"Bucket": target.bucket, "Key": staged}
         self._body = bytearray()
+        self._read: Read = bytearray
         self._upload: dict[str, Any] = {}
         self._parts: dict[int, dict[str, Any]] = {}
         """What S3 has said of each part."""
-        self._origin = origin if plan.parts > 1 else None
-        self._expected = self._origin.checksum() if self._origin else None
+        # An object of one part is copied there only if the copy can be judged by the tag: if it is the content's MD5.
+        simple = plan.parts == 1 and has_md5({"ETag": plan.source_tag}) and "-" not in plan.source_tag
+        self._origin = origin if plan.parts > 1 or simple else None
+        self._expected = self._origin.checksum() if self._origin and plan.parts > 1 else None
+        self.copies_itself = self._origin is not None
+        self.proof = ""
 
     def missing(self) -> list[int]:
         """See `Upload.missing`."""
@@ -82,7 +85,9 @@ class S3Upload:
     def take(self, number: int, read: Read) -> None:
         """See `Upload.take`."""
         if self.plan.parts == 1:
-            self._body = read()
+            self._read = read
+            if self._origin is None:
+                self._body = read()
             return
         try:
             said = self._put(number, read()) if self._origin is None else self._copied(number, self._origin)
@@ -90,15 +95,15 @@ class S3Upload:
             raise self._told(error, number) from error
         self._parts[number] = _vouched(said)
 
+    def stored(self, number: int) -> bytearray | None:
+        """See `Upload.stored`. S3 does not give parts of an unfinished upload."""
+        return None
+
     def finish(self) -> bool:
         """See `Upload.finish`."""
         if self.plan.parts <= 1:
-            md5 = hashlib.md5(self._body, usedforsecurity=False)
-            sent = {"Body": self._body, "ContentMD5": b64encode(md5.digest()).decode()}
-            said = self._client.put_object(**self._object, **sent, Metadata={MARK: self.plan.mark})
-            if damaged := self._damaged(0, said, md5.hexdigest()):
-                self._client.delete_object(**self._object)
-                raise damaged
+            if self._origin is None or not self._copied_whole(self._origin):
+                self._put_whole()
             return True
         parts = [{"PartNumber": number + 1, **self._parts[number]} for number in range(self.plan.parts)]
         whole = {f"Checksum{self._expected[0]}": self._expected[1]} if self._expected else {}
@@ -112,6 +117,7 @@ class S3Upload:
         else:
             self._judge(said)
         self._client.delete_object(**self._staged)
+        self.proof = self._expected[0].lower() if self._expected else ""
         return self._origin is None or self._expected is not None
 
     def drop(self) -> None:
@@ -119,6 +125,35 @@ class S3Upload:
         if self._upload:
             _abort(self._client, self._upload)
         self._client.delete_object(**self._staged)
+
+    def _put_whole(self) -> None:
+        md5 = hashlib.md5(self._body, usedforsecurity=False)
+        sent = {"Body": self._body, "ContentMD5": b64encode(md5.digest()).decode()}
+        said = self._client.put_object(**self._object, **sent, Metadata={MARK: self.plan.mark})
+        if damaged := self._damaged(0, said, md5.hexdigest()):
+            self._client.delete_object(**self._object)
+            raise damaged
+
+    def _copied_whole(self, origin: Place) -> bool:
+        """Have S3 copy an object of one part, whose MD5 is its tag. False: the copy has no MD5, and `_body` is read."""
+        copied = {
+            "CopySource": {"Bucket": origin.bucket, "Key": origin.name},
+            "CopySourceIfMatch": self.plan.source_tag,
+        }
+        try:
+            said = self._client.copy_object(
+                **self._object, **copied, Metadata={MARK: self.plan.mark}, MetadataDirective="REPLACE"
+            )
+        except ClientError as error:
+            raise self._told(error) from error
+        said = {**said, **said["CopyObjectResult"]}
+        found = said["ETag"].strip('"')
+        if has_md5(said) and found == self.plan.source_tag:
+            self.proof = "md5"
+            return True
+        self.copies_itself = False
+        self._body = self._read()
+        return False
 
     def _put(self, number: int, body: bytearray) -> dict[str, Any]:
         md5 = hashlib.md5(body, usedforsecurity=False)
@@ -166,14 +201,14 @@ class S3Upload:
 
     def _damaged(self, number: int, said: dict[str, Any], md5: str) -> CopyFailed | None:
         found = said["ETag"].strip('"')
-        if found == md5 or not _has_md5(said):
+        if found == md5 or not has_md5(said):
             return None
         return self.plan.damaged(number, f"md5:{found}", f"md5:{md5}")
 
     def _judge(self, said: dict[str, Any]) -> None:
         """Compare the finished object with its parts, or with its origin where S3 copied by itself."""
         if self._origin is None:
-            if not _has_md5(said) or not all(_has_md5(part) for part in self._parts.values()):
+            if not has_md5(said) or not all(has_md5(part) for part in self._parts.values()):
                 return
             md5s = b"".join(bytes.fromhex(self._parts[n]["ETag"]) for n in range(self.plan.parts))
             expected = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{self.plan.parts}"
@@ -264,12 +299,3 @@ def _vouched(said: dict[str, Any]) -> dict[str, Any]:
     """What completing an upload asks to be told of a part again."""
     checksums = {name: value for name, value in said.items() if name.startswith("Checksum") and name != "ChecksumType"}
     return {"ETag": said["ETag"].strip('"'), **checksums}
-
-
-def _has_md5(said: dict[str, Any]) -> bool:
-    """Whether the ETag is an MD5, or one of MD5s: not with keys of KMS or of the customer, nor in every store.
-
-    There, the store has still compared what it was sent with the MD5 and CRC-32 sent along.
-    """
-    keys = str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
-    return not keys and _MD5.fullmatch(said["ETag"].strip('"')) is not None

@@ -1,12 +1,13 @@
 """The interface of an object store, the rules for keys, and the opening of a store by its URL."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from mizzen.objects.uploads import Plan, Upload
+from mizzen.objects.vouched import Vouched
 
 STAGING = ".staging"
 """The first part of keys that are the stores' own: what is not an object yet."""
@@ -21,6 +22,10 @@ Fetch: TypeAlias = Callable[[memoryview, int], int]
 
 class MissingObject(LookupError):
     """There is no object under the key; `args[0]` says which and where."""
+
+
+class ChangedObject(Exception):
+    """The object is not the version that was asked for: it was replaced or removed meanwhile."""
 
 
 class ObjectInfo(NamedTuple):
@@ -40,6 +45,14 @@ class ObjectStat(NamedTuple):
     """As in `ObjectInfo`."""
     mark: str
     """The mark of the copy that made it, if it was one and has not been changed since; else empty."""
+
+
+class Content(NamedTuple):
+    """One version of an object, whole."""
+
+    body: bytearray
+    vouched: Vouched | None
+    """What the store says of it, not yet compared with `body`; None: nothing that can be computed here."""
 
 
 class ObjectStore(Protocol):
@@ -76,6 +89,19 @@ class ObjectStore(Protocol):
             MissingObject: there is none; where a store opens nothing, a fetch raises it.
         """
 
+    def content(self, info: ObjectInfo) -> Content:
+        """This version of an object, whole, in one request: for small ones. Bodies that are cut are continued.
+
+        Raises:
+            ChangedObject: it is another version now, or gone.
+        """
+
+    def vouched(self, info: ObjectInfo) -> Vouched | None:
+        """The store's own digest of this version of an object; None: it has none that can be computed here."""
+
+    def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """What is under these keys, None where there is nothing; keys that are left out must be looked up by `stat`."""
+
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose keys start with `prefix` (any string, not only a folder) and sort after `after`, by key."""
 
@@ -91,6 +117,9 @@ class ObjectStore(Protocol):
         Raises:
             CopyInUse: another process is at it, where a store can tell.
         """
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """Make durable that finished uploads have their names: until then a power loss may take the names again."""
 
     def tidy_uploads(self, idle_s: float) -> None:
         """Remove uploads that got no part for `idle_s`: nobody goes on with them. None that is in use."""

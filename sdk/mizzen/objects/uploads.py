@@ -19,6 +19,10 @@ class CopyFailed(Exception):
     """An object could not be brought whole to where it should be; nothing of it is to be seen there."""
 
 
+class DamagedSource(CopyFailed):
+    """What was read of an object is not what its store vouches for, or what its checksum says."""
+
+
 class CopyInUse(CopyFailed):
     """Another process is making the same copy at this moment."""
 
@@ -63,6 +67,11 @@ class Upload(Protocol):
 
     plan: Plan
     """What is done: a store that copies by itself may take the object as one part."""
+    copies_itself: bool
+    """The store fetches the parts by itself, and may `read` none."""
+    proof: str
+    """After `finish`: the algorithm by which a copy of the store's own was compared with what the source's store
+    vouches for. Empty if it was not, or if the parts were read here."""
 
     def missing(self) -> list[int]:
         """Parts that are not there yet, in order."""
@@ -74,8 +83,13 @@ class Upload(Protocol):
             CopyFailed: what it says it holds is something else, or the upload was removed meanwhile.
         """
 
+    def stored(self, number: int) -> bytearray | None:
+        """The content of a part that is there; None: the store does not give it before the object is whole."""
+
     def finish(self) -> bool:
         """Make the object of its parts; False: nobody has vouched yet that it is the source's, and it has no mark.
+
+        It is durable; its name is after `ObjectStore.settle`.
 
         Raises:
             CopyFailed: a part is not what was put.

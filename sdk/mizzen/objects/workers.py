@@ -9,6 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+AT_ONCE = 16
+"""Requests that one copy has under way, and connections that a store keeps for them."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

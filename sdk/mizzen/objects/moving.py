@@ -1,0 +1,286 @@
+"""The engine of a copy: what is there, the parts that are missing, and the proofs that they are the source's."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from hashlib import sha256
+from types import TracebackType
+from typing import TypeAlias
+
+from mizzen.objects import checksums
+from mizzen.objects.bandwidth import Share
+from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo, ObjectStore
+from mizzen.objects.uploads import CopyFailed, DamagedSource, Plan, Upload
+from mizzen.objects.vouched import InOrder, Vouched, check, digest_of
+from mizzen.objects.workers import AT_ONCE, Workers
+
+_MOST_PARTS = 10_000
+"""S3 takes no more."""
+_HELD_BYTES = 256 << 20
+"""Parts that are in memory at the same time have no more together, if they are larger than usual."""
+_PIECE_BYTES = 16 << 20
+_ENGINE = "2"
+"""Copies of an engine that verified less count as unknown: their marks are other ones."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told bytes done and bytes in total."""
+
+
+class Moving:
+    """What the objects of one copy share: its threads, its bandwidth, its name."""
+
+    def __init__(
+        self, source: ObjectStore, target: ObjectStore, name: str, part_bytes: int, share: Share | None
+    ) -> None:
+        self.source = source
+        self.target = target
+        self._name = name
+        self._part_bytes = part_bytes
+        self._share = share
+        self._over = threading.Event()
+        self.workers = Workers(AT_ONCE)
+
+    def __enter__(self) -> "Moving":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self.workers.__exit__(kind, error, trace)
+
+    def plan(self, info: ObjectInfo, to: str) -> Plan:
+        """How an object gets to its key at the target."""
+        part_bytes = max(self._part_bytes, -(-info.size_bytes // _MOST_PARTS))
+        words = (_ENGINE, self._name, self.source.uri(info.key), info.tag, to, str(part_bytes))
+        mark = sha256("\0".join(words).encode()).hexdigest()[:32]
+        return Plan(self.source, info.key, info.tag, info.size_bytes, to, part_bytes, mark)
+
+    def is_there(self, plan: Plan, checksum: str | None) -> bool:
+        """Whether the target has the object already, by its checksum, the mark of a copy, or its content."""
+        found = self.target.stat(plan.key)
+        if found is None or found.size_bytes != plan.size_bytes:
+            return False
+        if checksum is not None:
+            return self._checksum(plan, checksum) == checksum
+        return found.mark == plan.mark or self._difference(plan) is None
+
+    def algorithm(self, plan: Plan, checksum: str | None) -> str:
+        """The algorithm by which an object that is there was verified when it was copied; empty: by none."""
+        if checksum is not None:
+            return checksum.partition(":")[0]
+        vouched = self.source.vouched(_version(plan))
+        return vouched.algorithm if vouched else ""
+
+    def move(self, plan: Plan, checksum: str | None, progress: Progress | None) -> tuple[int, str]:
+        """Bring the parts that are missing and make the object of them.
+
+        Returns the bytes that were missing, and how they were verified: see `Copied.verified`.
+
+        Raises:
+            CopyFailed, CopyInUse: see `copying.copy_object`.
+        """
+        with self.target.upload(plan) as upload:
+            proof = _Proof(checksum)
+            try:
+                if upload.plan.parts <= 1:
+                    moved_bytes = self._bring_whole(upload, proof)
+                else:
+                    moved_bytes = self._bring_parts(upload, proof, progress)
+                if upload.copies_itself and plan.parts > 1:
+                    self._check_unchanged(plan)
+                vouched = upload.finish()
+            except ChangedObject:
+                upload.drop()
+                raise _changed(plan) from None
+            except DamagedSource:
+                upload.drop()
+                raise
+        difference = None if vouched else self._difference(plan)
+        if difference is None and checksum is not None and not proof.has_checksum:
+            found = self._checksum(plan, checksum)
+            difference = None if found == checksum else f"{found} at the target, it should be {checksum}"
+        if difference is not None:
+            self.target.delete(plan.key)
+            raise CopyFailed(f"{plan.key}: {difference}")
+        return moved_bytes, checksum.partition(":")[0] if checksum else proof.algorithm or upload.proof
+
+    def _bring_whole(self, upload: Upload, proof: "_Proof") -> int:
+        """An object of one part, or of none."""
+        plan = upload.plan
+
+        def read() -> bytearray:
+            body, vouched = self.source.content(_version(plan))
+            proof.judge(body, vouched, plan)
+            return body
+
+        if not plan.parts:
+            read()
+        missing = upload.missing()
+        for number in missing:
+            self._draw(plan.size_bytes)
+            upload.take(number, read)
+        return plan.size_bytes if missing else 0
+
+    def _bring_parts(self, upload: Upload, proof: "_Proof", progress: Progress | None) -> int:
+        plan = upload.plan
+        missing = set(upload.missing())
+        vouched = None if upload.copies_itself else self.source.vouched(_version(plan))
+        order = InOrder(vouched) if vouched else None
+        moved_bytes = sum(_size(plan, number) for number in missing)
+        done_bytes = plan.size_bytes - moved_bytes
+        under_way: deque[tuple[int, Future[None]]] = deque()
+
+        def bring(number: int) -> None:
+            def read() -> bytearray:
+                body = self._part(plan, fetch, number)
+                if order is not None:
+                    order.add(number, body)
+                return body
+
+            try:
+                if number in missing:
+                    self._draw(_size(plan, number))
+                    upload.take(number, read)
+                # What a killed copy brought has to be in the digest of the whole, too.
+                elif order is not None and (body := upload.stored(number)) is not None:
+                    order.add(number, body)
+                else:
+                    self._draw(_size(plan, number))
+                    read()
+            except BaseException:
+                if order is not None:
+                    order.end()
+                raise
+
+        def end() -> None:
+            nonlocal done_bytes
+            number, brought = under_way.popleft()
+            brought.result()
+            done_bytes += _size(plan, number) if number in missing else 0
+            if progress is not None and done_bytes < plan.size_bytes:
+                progress(done_bytes, plan.size_bytes)
+
+        with self.source.opened(plan.source_key) as fetch:
+            try:
+                for number in range(plan.parts) if order else sorted(missing):
+                    if len(under_way) >= max(1, min(AT_ONCE, _HELD_BYTES // plan.part_bytes)):
+                        end()
+                    under_way.append((number, self.workers.submit(bring, number)))
+                while under_way:
+                    end()
+            except BaseException:
+                self._give_up(order, [brought for _, brought in under_way])
+                raise
+        self._check_unchanged(plan)
+        if order is not None:
+            check(order.vouched, order.digest, self.source.uri(plan.source_key))
+            proof.algorithm = order.vouched.algorithm
+        return moved_bytes
+
+    def _give_up(self, order: InOrder | None, under_way: list[Future[None]]) -> None:
+        """Wait until no thread works on the object any more; those that wait for something are released."""
+        self._over.set()
+        if order is not None:
+            order.end()
+        for brought in under_way:
+            brought.cancel()
+        wait(under_way)
+
+    def _part(self, plan: Plan, fetch: Fetch, number: int) -> bytearray:
+        body = bytearray(_size(plan, number))
+        if fetch(memoryview(body), plan.span(number)[0]) != len(body):
+            raise ChangedObject(plan.source_key)
+        return body
+
+    def _draw(self, size_bytes: int) -> None:
+        if self._over.is_set():
+            raise CopyFailed("given up: another part or object of the copy has failed")
+        if self._share is not None:
+            self._share.draw(size_bytes)
+
+    def _check_unchanged(self, plan: Plan) -> None:
+        now = self.source.stat(plan.source_key)
+        if now is None or now.tag != plan.source_tag:
+            raise ChangedObject(plan.source_key)
+
+    def _difference(self, plan: Plan) -> str | None:
+        """Where source and target, both read, are not the same; None: they are.
+
+        Raises:
+            DamagedSource: what was read of the source is not what its store vouches for.
+        """
+        found = self.target.stat(plan.key)
+        if found is None or found.size_bytes != plan.size_bytes:
+            return f"{found and found.size_bytes} bytes at the target, {plan.size_bytes} in the source"
+        algorithm = checksums.fastest()
+        vouched = self.source.vouched(_version(plan))
+        digest = digest_of(vouched) if vouched else None
+        with self.source.opened(plan.source_key) as fetch, self.target.opened(plan.key) as fetch_back:
+            for number in range(plan.parts):
+                self._draw(_size(plan, number))
+                part = self._part(plan, fetch, number)
+                if digest is not None:
+                    digest.update(part)
+                expected = checksums.checksum(algorithm, [part])
+                body = memoryview(bytearray(len(part)))
+                got = checksums.checksum(algorithm, [body[: fetch_back(body, plan.span(number)[0])]])
+                if got != expected:
+                    return f"part {number + 1} of {plan.parts} is {got} at the target, {expected} in the source"
+        if vouched and digest is not None:
+            check(vouched, digest, self.source.uri(plan.source_key))
+        return None
+
+    def _checksum(self, plan: Plan, like: str) -> str:
+        """The checksum of the target's content, by the algorithm of another one."""
+        algorithm, _, _ = like.partition(":")
+        digest = checksums.digest(algorithm)
+        body = memoryview(bytearray(min(_PIECE_BYTES, plan.size_bytes)))
+        with self.target.opened(plan.key) as fetch:
+            at = 0
+            while at < plan.size_bytes and (count := fetch(body[: plan.size_bytes - at], at)):
+                digest.update(body[:count])
+                at += count
+        return f"{algorithm}:{digest.hexdigest()}"
+
+
+class _Proof:
+    """What the bytes of an object that were read here were compared with."""
+
+    def __init__(self, checksum: str | None) -> None:
+        self.algorithm = ""
+        """Of the digest that the source's store has."""
+        self.has_checksum = False
+        """They have the checksum that the caller gave."""
+        self._checksum = checksum
+
+    def judge(self, body: bytearray, vouched: Vouched | None, plan: Plan) -> None:
+        """Compare a whole object.
+
+        Raises:
+            DamagedSource: it is something else.
+        """
+        if vouched is not None:
+            digest = digest_of(vouched)
+            digest.update(body)
+            check(vouched, digest, plan.source.uri(plan.source_key))
+            self.algorithm = vouched.algorithm
+        if self._checksum is not None:
+            found = checksums.checksum(self._checksum.partition(":")[0], [body])
+            if found != self._checksum:
+                raise DamagedSource(f"{plan.source.uri(plan.source_key)}: {found}, it should be {self._checksum}")
+            self.has_checksum = True
+
+
+def _version(plan: Plan) -> ObjectInfo:
+    return ObjectInfo(plan.source_key, plan.size_bytes, plan.source_tag)
+
+
+def _size(plan: Plan, number: int) -> int:
+    start, end = plan.span(number)
+    return end - start
+
+
+def _changed(plan: Plan) -> CopyFailed:
+    return CopyFailed(f"{plan.source.uri(plan.source_key)} changed while it was copied")
