@@ -92,8 +92,8 @@ class Up:
             out += [f"--{name}", value]
         return out
 
-    def start(self) -> None:
-        """Starts it and waits until it says that it is up."""
+    def start(self, machines: bool = True) -> None:
+        """Starts it and waits until it says that it is up, and for its `machines` to be ready."""
         log = self.folder / "up.log"
         with log.open("a") as file:
             offset = file.tell()
@@ -109,7 +109,8 @@ class Up:
             return "mizzen is up" in said
 
         wait_until(up, "mizzen is up")
-        wait_until(lambda: len(self.ready_machines()) >= self._machines, "machines are ready")
+        if machines:
+            wait_until(lambda: len(self.ready_machines()) >= self._machines, "machines are ready")
 
     def ready_machines(self) -> list[str]:
         """Machines that take work, of everybody."""

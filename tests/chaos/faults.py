@@ -1,0 +1,242 @@
+"""The faults: what is killed, stopped, filled up, lost and rolled back. Processes are found in /proc."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.chaos.observed import Killed, Observed
+from tests.chaos.schedule import Fault
+from tests.stack.harness import Up, processes_of
+
+End = Callable[[], None]
+BLACKOUT_S = 8.0
+"""An agent or Temporal that is stopped for longer may cost the machines: their heartbeats' time-outs are short here."""
+_DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
+
+
+def now_s() -> float:
+    """CLOCK_BOOTTIME, as the tasks' journals have it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Faults:
+    """Carries out faults on one stack; `seen` gets what the judge must know of them."""
+
+    def __init__(self, up: Up, scratch: Path, seen: Observed, restart: Callable[[], None]) -> None:
+        """`restart` starts the stack again where its supervisor was killed. `scratch` is outside of its folders."""
+        self._up = up
+        self._scratch = scratch
+        self._seen = seen
+        self._restart = restart
+        self.done: list[str] = []
+        """The kinds of faults that hit something."""
+
+    def begin(self, fault: Fault) -> End | None:
+        """Carries a fault out; what ends it, `fault.lasts_s` later, where it lasts."""
+        what, _, part = fault.kind.partition("-")
+        if what == "kill":
+            return self._kill(part, fault)
+        if what == "stop":
+            return self._stop(part, fault)
+        act: dict[str, Callable[[Fault], End | None]] = {
+            "zombie-worker": self._zombie_worker,
+            "temporal-lost": self._temporal_lost,
+            "temporal-rolled-back": self._temporal_rolled_back,
+            "disk-full": self._disk_full,
+            "supervisor-killed": self._supervisor_killed,
+            "tree-killed": self._tree_killed,
+        }
+        return act[fault.kind](fault)
+
+    # -------------------------------------------------------------------------------------------------- processes
+
+    def _found(self, part: str) -> list[int]:
+        processes = processes_of(self._up.data)
+        if part == "backend":
+            servers = [pid for pid, command in processes.items() if "/postgres -D" in command]
+            return sorted(pid for server in servers for pid in _children(server))
+        if part == "task":
+            return sorted(
+                pid for pid, command in processes.items() if "chaos/task.py" in command and "shim.py" not in command
+            )
+        agents = sorted(pid for pid, command in processes.items() if "server agents" in command)
+        if part == "agents":
+            return [pid for pid in agents if _parent(pid) not in agents]
+        if part == "agent":  # Each machine's is a fork of the host, with the same command line.
+            return [pid for pid in agents if _parent(pid) in agents]
+        words = {
+            "worker": "server worker",
+            "api": "server api",
+            "temporal": "start-dev",
+            "postgres": "/postgres -D",
+            "shim": "shim.py",
+        }
+        return sorted(pid for pid, command in processes.items() if words[part] in command)
+
+    def _chosen(self, part: str, draw: float) -> int | None:
+        found = self._found(part)
+        return found[int(draw * len(found))] if found else None
+
+    def _note(self, part: str, pid: int) -> None:
+        if part in ("shim", "task"):
+            run_id = _environment(pid).get("MIZZEN_RUN_ID") or _run_id_of_shim(pid)
+            self._seen.killed.append(Killed(now_s(), pid, run_id))
+
+    def _signal(self, pid: int, number: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def _kill(self, part: str, fault: Fault) -> None:
+        pid = self._chosen(part, fault.draw)
+        if pid is None:
+            return
+        self._note(part, pid)
+        if self._signal(pid, signal.SIGKILL):
+            self.done.append(fault.kind)
+
+    def _stop(self, part: str, fault: Fault) -> End | None:
+        pid = self._chosen(part, fault.draw)
+        if pid is None:
+            return None
+        self._note(part, pid)
+        if not self._signal(pid, signal.SIGSTOP):
+            return None
+        self.done.append(fault.kind)
+        began_s = now_s()
+
+        def go_on() -> None:
+            self._signal(pid, signal.SIGCONT)
+            if part in ("agent", "temporal") and fault.lasts_s > BLACKOUT_S:
+                self._seen.blackouts.append((began_s, now_s() + BLACKOUT_S))
+
+        return go_on
+
+    # ------------------------------------------------------------------------------------------------------ others
+
+    def _zombie_worker(self, fault: Fault) -> End | None:
+        """A second worker beside the first, frozen in the midst of whatever it does, and let go later."""
+        worker = self._chosen("worker", fault.draw)
+        if worker is None:
+            return None
+        try:
+            command = Path(f"/proc/{worker}/cmdline").read_bytes().split(b"\0")[:-1]
+            where = Path(f"/proc/{worker}/cwd").readlink()
+        except OSError:
+            return None
+        with (self._scratch / "zombie.log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=where, stdout=log, stderr=log, start_new_session=True)
+        time.sleep(4.0 + 4.0 * fault.draw)
+        self._signal(process.pid, signal.SIGSTOP)
+        self.done.append(fault.kind)
+
+        def go_on() -> None:
+            self._signal(process.pid, signal.SIGCONT)
+            time.sleep(2.0)
+            process.kill()
+            process.wait()
+
+        return go_on
+
+    def _temporal_lost(self, fault: Fault) -> None:
+        self._replace_temporal(None, fault)
+
+    def _temporal_rolled_back(self, fault: Fault) -> End | None:
+        pid = self._chosen("temporal", fault.draw)
+        kept = self._scratch / "temporal"
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir()
+        if pid is None or not self._signal(pid, signal.SIGSTOP):
+            return None
+        try:
+            for name in _DATABASE:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(self._up.data / name, kept / name)
+        finally:
+            self._signal(pid, signal.SIGCONT)
+        return lambda: self._replace_temporal(kept, fault)
+
+    def _replace_temporal(self, kept: Path | None, fault: Fault) -> None:
+        pid = self._chosen("temporal", fault.draw)
+        if pid is None or not self._signal(pid, signal.SIGSTOP):
+            return
+        for name in _DATABASE:
+            (self._up.data / name).unlink(missing_ok=True)
+            if kept is not None and (kept / name).exists():
+                with contextlib.suppress(OSError):  # No room: then it is lost.
+                    shutil.copyfile(kept / name, self._up.data / name)
+        self._signal(pid, signal.SIGKILL)
+        self.done.append(fault.kind)
+
+    def _disk_full(self, fault: Fault) -> End | None:
+        """Fills the file system of the stack's folder, where it is one of its own."""
+        if not os.path.ismount(self._up.data.parent):
+            return None
+        filler = self._up.data.parent / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                block = bytes(size)
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(block)
+        self.done.append(fault.kind)
+        return lambda: filler.unlink(missing_ok=True)
+
+    def _supervisor_killed(self, fault: Fault) -> None:
+        assert self._up.process is not None
+        self._signal(self._up.process.pid, signal.SIGKILL)
+        self._up.process.wait()
+        began_s = now_s()
+        self.done.append(fault.kind)
+        self._restart()
+        self._seen.blackouts.append((began_s, now_s() + BLACKOUT_S))
+
+    def _tree_killed(self, fault: Fault) -> None:
+        """Every process at once, tasks and their shims too: as when the machine loses its power."""
+        assert self._up.process is not None
+        began_s = now_s()
+        while processes := processes_of(self._up.data):
+            for pid, command in processes.items():
+                if "shim.py" in command:
+                    self._note("shim", pid)
+            for pid in [self._up.process.pid, *processes]:
+                self._signal(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        self._up.process.wait()
+        self.done.append(fault.kind)
+        self._restart()
+        self._seen.blackouts.append((began_s, now_s() + BLACKOUT_S))
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _children(parent: int) -> list[int]:
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(int(p.name)) == parent]
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(p.decode(errors="replace").split("=", 1) for p in pairs if b"=" in p)
+
+
+def _run_id_of_shim(pid: int) -> str:
+    """From its folder, `runs/WORKLOAD.ATTEMPT/JOB.TASK`: WORKLOAD.ATTEMPT.JOB.TASK."""
+    try:
+        folder = Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode())
+    except (OSError, IndexError):
+        return ""
+    return f"{folder.parent.name}.{folder.name}"

@@ -1,0 +1,166 @@
+"""The judge: what was promised, held against what was seen from outside. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from tests.chaos.observed import Observed, TaskRun
+
+STATUS_WRITTEN_S = 2.0
+"""So long after its end a task's exit status is on the disk, whatever then happens to its shim."""
+CANCEL_S = 120.0
+"""A workload starts no attempt any more this long after its cancellation was acknowledged."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that did not hold."""
+
+    kind: str
+    detail: str
+
+
+KINDS = {
+    "started-twice": "a task of an attempt was started more than once",
+    "slot-shared": "two tasks were alive on one GPU slot at the same time",
+    "older-saved": "an older attempt saved after a newer one had loaded",
+    "checkpoint-lost": "an attempt went on from an older step than one whose save had returned",
+    "finished-again": "a gang whose tasks had all exited with 0 ran again",
+    "lost": "an acknowledged workload is not there",
+    "never-ended": "a workload did not end after all faults were over",
+    "duplicate": "one Idempotency-Key made more than one workload, or a workload that nobody asked for is there",
+    "wrong-end": "the end that is shown is not what its tasks did",
+    "cancel-ignored": "an attempt was started long after its workload's cancellation was acknowledged",
+    "left-behind": "a process outlived the stack",
+    "withheld": "a machine takes no work in the end",
+    "stack": "the stack did not come up, or ended by itself",
+}
+
+
+def judge(seen: Observed) -> list[Violation]:
+    """Every violation, by kind in the order of `KINDS`."""
+    found = [*_starts(seen), *_slots(seen), *_checkpoints(seen), *_workloads(seen), *_surroundings(seen)]
+    order = list(KINDS)
+    return sorted(found, key=lambda v: (order.index(v.kind), v.detail))
+
+
+def _starts(seen: Observed) -> Iterator[Violation]:
+    started: dict[tuple[str, int, str, int], list[TaskRun]] = defaultdict(list)
+    for run in seen.runs:
+        started[run.workload, run.attempt, run.job, run.task].append(run)
+    for (workload, attempt, job, task), runs in started.items():
+        if len(runs) > 1:
+            pids = ", ".join(f"{r.pid} at {r.started_s:.2f} s" for r in sorted(runs, key=lambda r: r.started_s))
+            yield Violation("started-twice", f"{workload}.{attempt} {job}/{task}: pids {pids}")
+
+
+def _slots(seen: Observed) -> Iterator[Violation]:
+    held: dict[tuple[str, int], list[TaskRun]] = defaultdict(list)
+    for run in seen.runs:
+        for slot in run.slots:
+            held[run.machine, slot].append(run)
+    for (machine, slot), runs in held.items():
+        runs.sort(key=lambda r: (r.started_s, r.workload, r.attempt))
+        for one, other in combinations(runs, 2):
+            if other.started_s < one.last_s and one.started_s < other.last_s:
+                both = " and ".join(f"{r.workload}.{r.attempt} {r.job}/{r.task}" for r in (one, other))
+                for_s = min(one.last_s, other.last_s) - other.started_s
+                yield Violation("slot-shared", f"{machine} slot {slot}: {both} for {for_s:.2f} s")
+
+
+def _checkpoints(seen: Observed) -> Iterator[Violation]:
+    by_workload: dict[str, list[TaskRun]] = defaultdict(list)
+    for run in seen.runs:
+        by_workload[run.workload].append(run)
+    for workload, runs in by_workload.items():
+        for newer in runs:
+            if newer.loaded is None:
+                continue
+            loaded_s, step = newer.loaded
+            saves = [(at, s, r.attempt) for r in runs if r.attempt < newer.attempt for at, s in r.saved]
+            late = [(at, s, a) for at, s, a in saves if at > loaded_s]
+            if late:
+                at, s, a = max(late)
+                detail = (
+                    f"{workload}: attempt {a} saved step {s} {at - loaded_s:.2f} s after {newer.attempt} had loaded"
+                )
+                yield Violation("older-saved", detail)
+            newest = max((s for at, s, _ in saves if at <= loaded_s), default=0)
+            if step < newest:
+                detail = f"{workload}.{newer.attempt} {newer.job}/{newer.task}: from step {step}, {newest} was saved"
+                yield Violation("checkpoint-lost", detail)
+
+
+def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun]]]:
+    """Attempts of a workload all of whose tasks were about to exit with 0."""
+    attempts: dict[int, list[TaskRun]] = defaultdict(list)
+    for run in seen.runs:
+        if run.workload == workload:
+            attempts[run.attempt].append(run)
+    for attempt, runs in sorted(attempts.items()):
+        ended = {(r.job, r.task) for r in runs if r.exit_code == 0}
+        if len(ended) == runs[0].tasks:
+            yield attempt, runs
+
+
+def _unsure(seen: Observed, runs: list[TaskRun]) -> bool:
+    """Whether mizzen may not know how these ended: a shim or task was killed first, or no machine could be reached."""
+    of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
+    for killed in seen.killed:
+        run = of.get(killed.run_id)
+        if run is not None and killed.at_s < run.last_s + STATUS_WRITTEN_S:
+            return True
+    return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
+
+
+def _workloads(seen: Observed) -> Iterator[Violation]:
+    named: dict[str, set[str]] = {order.name: set(order.ids) for order in seen.orders}
+    for workload, name in seen.names.items():
+        if name not in named:
+            yield Violation("duplicate", f"{workload} {name}: nobody asked for it")
+        else:
+            named[name].add(workload)  # One whose answers were all lost is known by its name only.
+    for name, ids in named.items():
+        if len(ids) > 1:
+            yield Violation("duplicate", f"{name}: {', '.join(sorted(ids))}")
+    for order in seen.orders:
+        for workload in sorted(order.ids):
+            phase = seen.phases.get(workload)
+            why = seen.reasons.get(workload, "")
+            if phase is None:
+                yield Violation("lost", f"{order.name} {workload}: acknowledged, and not there any more")
+                continue
+            if phase not in ("succeeded", "failed", "cancelled"):
+                yield Violation("never-ended", f"{order.name} {workload}: {phase} {why}")
+                continue
+            runs = [r for r in seen.runs if r.workload == workload]
+            finished = list(_finished(seen, workload))
+            for attempt, ended in finished:
+                again = [r for r in runs if r.attempt > attempt]
+                if again and not _unsure(seen, ended):
+                    yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
+            if phase == "succeeded" and not finished:
+                yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all of its tasks ended")
+            killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
+            if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
+                yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks did")
+            if phase == "cancelled" and order.cancel_sent_s is None:
+                yield Violation("wrong-end", f"{order.name} {workload}: cancelled, which nobody asked for")
+            if order.cancelled_s is not None:
+                for run in runs:
+                    after_s = run.started_s - order.cancelled_s
+                    if after_s > CANCEL_S:
+                        detail = (
+                            f"{order.name} {workload}.{run.attempt}: started {after_s:.0f} s after its cancellation"
+                        )
+                        yield Violation("cancel-ignored", detail)
+
+
+def _surroundings(seen: Observed) -> Iterator[Violation]:
+    for process in seen.left_behind:
+        yield Violation("left-behind", process)
+    for machine in seen.withheld:
+        yield Violation("withheld", machine)
+    for failure in seen.stack_failures:
+        yield Violation("stack", failure)

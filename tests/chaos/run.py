@@ -1,0 +1,181 @@
+"""One seed: a stack, its users and its faults for a while, then quiet, then the judgement."""
+
+import contextlib
+import heapq
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from tests.chaos.faults import Faults
+from tests.chaos.judge import Violation, judge
+from tests.chaos.observed import Observed, read_journals
+from tests.chaos.schedule import Schedule
+from tests.chaos.users import Users
+from tests.stack.harness import Up, processes_of, wait_until
+
+DISK_BYTES = 1 << 30
+ENDS_S = 300.0
+"""All must have ended so long after the last fault."""
+_READY_S = 120.0
+_RESTART_S = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a seed."""
+
+    violations: tuple[Violation, ...]
+    workloads: int
+    task_runs: int
+    faults: Counter[str]
+    requests: Counter[str]
+    preempted: int
+    """Task runs that were told to go and saved."""
+    observed: Observed
+
+
+@contextlib.contextmanager
+def disk(folder: Path) -> Iterator[Path]:
+    """A small file system of its own for the stack's folder, so that it can be full; without root a plain folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0:
+        yield folder
+        return
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "mizzen-chaos", str(folder)], check=True
+    )
+    try:
+        yield folder
+    finally:
+        for flags in ([], ["-l"]):
+            if subprocess.run(["umount", *flags, str(folder)], capture_output=True).returncode == 0:
+                break
+            time.sleep(1.0)
+
+
+class _Agenda:
+    """What is due when, on one thread."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def add(self, at_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (at_s, next(self._numbers), act))
+
+    def run(self, began_s: float) -> None:
+        while self._due:
+            at_s, _, act = heapq.heappop(self._due)
+            time.sleep(max(0.0, began_s + at_s - time.monotonic()))
+            act()
+
+
+def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], None]) -> Outcome:
+    """Runs one schedule on a new stack in `folder`, whose journals, logs and last state stay there."""
+    journals, scratch = folder / "journals", folder / "scratch"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (journals, scratch):
+        path.mkdir()
+    journals.chmod(0o1777)  # Tasks may run as other users.
+    seen = Observed()
+    with disk(folder / "disk") as place:
+        up = Up(place)
+        try:
+            up.start()
+            users = Users(up, seed, journals, seen)
+            users.make_tenants()
+            faults = _act(up, scratch, seen, users, schedule, say)
+            say("quiet: waiting for all to end")
+            users.close_requests()
+            users.wait_for_ends(ENDS_S)
+            seen.withheld = users.withheld_machines(_READY_S)
+            users.close()
+            _stop(up, seen)
+        finally:
+            up.close()
+            (scratch / "up.log").write_bytes((up.folder / "up.log").read_bytes())
+            _keep_logs(up, scratch)
+    seen.runs = read_journals(journals)
+    preempted = sum(run.preempted for run in seen.runs)
+    return Outcome(
+        tuple(judge(seen)),
+        len(seen.phases),
+        len(seen.runs),
+        Counter(faults.done),
+        Counter(users.asked),
+        preempted,
+        seen,
+    )
+
+
+def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule, say: Callable[[str], None]) -> Faults:
+    """Carries out the whole schedule; faults and users have a thread each, so that neither waits for the other."""
+    restarting = threading.Lock()
+
+    def restart() -> None:
+        give_up_s = time.monotonic() + _RESTART_S
+        with restarting:
+            while True:
+                try:
+                    return up.start(machines=False)
+                except (Exception, SystemExit) as error:  # SystemExit is the harness's word that the stack ended
+                    seen.stack_failures.append(f"not up again: {error}")
+                    if time.monotonic() > give_up_s:
+                        raise
+                    time.sleep(1.0)
+
+    faults = Faults(up, scratch, seen, restart)
+    agenda, requests = _Agenda(), _Agenda()
+    for fault in schedule.faults:
+
+        def begin(fault=fault) -> None:  # type: ignore[no-untyped-def]
+            if up.process is not None and up.process.poll() is not None:
+                seen.stack_failures.append(f"ended by itself with {up.process.returncode} before {fault.kind}")
+                restart()
+            say(f"{fault.at_s:6.1f} s  {fault.kind}" + (f" for {fault.lasts_s:.0f} s" if fault.lasts_s else ""))
+            end = faults.begin(fault)
+            if end is not None:
+                agenda.add(fault.at_s + fault.lasts_s, end)
+
+        agenda.add(fault.at_s, begin)
+    for submission in schedule.submissions:
+        requests.add(submission.at_s, lambda submission=submission: users.submit(submission))  # type: ignore[misc]
+    for request in schedule.requests:
+        requests.add(request.at_s, lambda request=request: users.ask(request))  # type: ignore[misc]
+    began_s = time.monotonic()
+    asking = threading.Thread(target=requests.run, args=(began_s,))
+    asking.start()
+    agenda.run(began_s)
+    asking.join()
+    return faults
+
+
+def _stop(up: Up, seen: Observed) -> None:
+    assert up.process is not None
+    if up.process.poll() is None:
+        up.process.send_signal(signal.SIGINT)
+        try:
+            if code := up.process.wait(90.0):
+                seen.stack_failures.append(f"Ctrl-C ended it with {code}")
+        except subprocess.TimeoutExpired:
+            seen.stack_failures.append("Ctrl-C: still there after 90 s")
+    else:
+        seen.stack_failures.append(f"ended by itself with {up.process.returncode}")
+    try:
+        wait_until(lambda: not processes_of(up.data), "nothing is left", 15.0)
+    except AssertionError:
+        seen.left_behind = [f"{pid}: {command}" for pid, command in processes_of(up.data).items()]
+
+
+def _keep_logs(up: Up, scratch: Path) -> None:
+    logs = up.data / "run" / "log"
+    for path in sorted(logs.glob("*")) if logs.is_dir() else ():
+        with contextlib.suppress(OSError):
+            (scratch / path.name).write_bytes(path.read_bytes()[-5_000_000:])

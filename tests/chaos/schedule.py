@@ -1,0 +1,115 @@
+"""What happens when: faults and requests of users, drawn from a seed alone."""
+
+import random
+from dataclasses import dataclass
+
+LEVELS = {"urgent": 1, "steady": 3, "batch": 6}
+"""Tenants and their levels. Each has a quota of the whole fleet, so the higher ones evict the lower ones."""
+FLEET_GPUS = 16
+
+KILLED = ("agents", "agent", "worker", "api", "temporal", "postgres", "backend", "shim", "task")
+"""Parts that get a SIGKILL."""
+STOPPED = ("agent", "worker", "api", "temporal", "postgres", "backend", "shim")
+"""Parts that get a SIGSTOP, and a SIGCONT later where nobody has replaced them meanwhile."""
+STOPPED_S = (2.0, 25.0)
+OTHERS = ("zombie-worker", "temporal-lost", "temporal-rolled-back", "disk-full", "supervisor-killed", "tree-killed")
+FAULTS = (*(f"kill-{part}" for part in KILLED), *(f"stop-{part}" for part in STOPPED), *OTHERS)
+_LASTS_S = {
+    "zombie-worker": (5.0, 20.0),
+    "temporal-rolled-back": (2.0, 8.0),
+    "disk-full": (3.0, 9.0),
+}
+REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. `draw` in [0, 1) chooses among the processes that are there then."""
+
+    at_s: float
+    kind: str
+    draw: float
+    lasts_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One workload. `timeouts_s`: how long each try waits for its answer; the last one is repeated."""
+
+    at_s: float
+    name: str
+    tenant: str
+    tasks: int
+    steps: int
+    exit_code: int
+    copies: int
+    """POSTs that are sent at once, with one Idempotency-Key."""
+    timeouts_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something that users ask for beside submissions."""
+
+    at_s: float
+    kind: str
+    draw: float
+    lasts_s: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A seed's faults, submissions and requests, each by time; seconds from the start."""
+
+    faults: tuple[Fault, ...]
+    submissions: tuple[Submission, ...]
+    requests: tuple[Request, ...]
+
+
+def draw_schedule(seed: int, duration_s: float, fault_every_s: float, submit_every_s: float) -> Schedule:
+    """The schedule of a seed: `duration_s` of it. Every kind of fault comes once before any comes twice."""
+    chance = random.Random(seed)
+    return Schedule(
+        tuple(_faults(chance, duration_s, fault_every_s)),
+        tuple(_submissions(chance, duration_s, submit_every_s)),
+        tuple(_requests(chance, duration_s)),
+    )
+
+
+def _times(chance: random.Random, duration_s: float, every_s: float) -> list[float]:
+    out, at_s = [], chance.uniform(0.0, every_s)
+    while at_s < duration_s:
+        out.append(at_s)
+        at_s += chance.uniform(0.3, 1.7) * every_s
+    return out
+
+
+def _faults(chance: random.Random, duration_s: float, every_s: float) -> list[Fault]:
+    out: list[Fault] = []
+    ahead: list[str] = []
+    for at_s in _times(chance, duration_s, every_s):
+        if not ahead:
+            ahead = list(FAULTS)
+            chance.shuffle(ahead)
+        kind = ahead.pop()
+        lasts = STOPPED_S if kind.startswith("stop-") else _LASTS_S.get(kind, (0.0, 0.0))
+        out.append(Fault(at_s, kind, chance.random(), chance.uniform(*lasts)))
+    return out
+
+
+def _submissions(chance: random.Random, duration_s: float, every_s: float) -> list[Submission]:
+    out = []
+    for number, at_s in enumerate(_times(chance, duration_s, every_s)):
+        tenant = chance.choices(list(LEVELS), weights=(1, 3, 4))[0]
+        tasks = chance.choice((1, 1, 1, 2, 3, 4, 8))
+        steps = chance.randrange(5, 120 if tenant == "batch" else 50)
+        code = 3 if chance.random() < 0.08 else 0
+        copies = 3 if chance.random() < 0.15 else 1
+        early = tuple(chance.uniform(0.005, 0.3) for _ in range(chance.choice((0, 0, 1, 2))))
+        out.append(Submission(at_s, f"w-{number}", tenant, tasks, steps, code, copies, (*early, 10.0)))
+    return out
+
+
+def _requests(chance: random.Random, duration_s: float) -> list[Request]:
+    times = _times(chance, duration_s, 12.0)
+    return [Request(at, chance.choice(REQUESTS), chance.random(), chance.uniform(3.0, 15.0)) for at in times]

@@ -1,0 +1,74 @@
+"""The task that chaos runs: counts steps, saves checkpoints, and writes a journal that no part of mizzen touches.
+
+Run as `task.py JOURNALS STEPS STEP_S EXIT_CODE`. Each process has a journal of its own in the folder JOURNALS: JSON
+lines, each written by one system call and stamped with CLOCK_BOOTTIME, which every process of the machine shares. A
+thread adds a line every tenth of a second, so that the journal also tells when a killed task was last alive.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+BEAT_S = 0.1
+
+
+class Journal:
+    """One process's lines."""
+
+    def __init__(self, folder: Path) -> None:
+        who = ("MIZZEN_WORKLOAD", "MIZZEN_ATTEMPT", "MIZZEN_JOB", "MIZZEN_TASK")
+        name = ".".join([*(os.environ[v] for v in who), str(os.getpid()), str(time.monotonic_ns())])
+        self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+
+    def write(self, what: str, **more: object) -> None:
+        """Adds a line."""
+        at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        os.write(self._file, json.dumps({"at_s": at_s, "what": what, **more}).encode() + b"\n")
+
+
+def _beat(journal: Journal) -> None:
+    while True:
+        time.sleep(BEAT_S)
+        journal.write("beat")
+
+
+def main() -> None:
+    """The task's life."""
+    folder, steps, step_s, code = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    journal = Journal(folder)
+    slots = [int(slot) for slot in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if slot]
+    journal.write(
+        "start",
+        pid=os.getpid(),
+        machine=os.environ["MIZZEN_MACHINE"],
+        slots=slots,
+        tasks=int(os.environ["MIZZEN_TASKS"]),
+    )
+    threading.Thread(target=_beat, args=(journal,), daemon=True).start()
+
+    import mizzen
+    from mizzen.checkpoint import Checkpointer
+
+    saver = Checkpointer()
+    found = saver.load_latest()
+    step = found.state["step"] if found else 0
+    journal.write("loaded", step=step)
+    while step < steps:
+        time.sleep(step_s)
+        step += 1
+        mizzen.progress(step)
+        if saver.writer and (step == steps or saver.should_save(step)):
+            saver.save(step, {"step": step})
+            journal.write("saved", step=step)
+        if mizzen.preempted() and step < steps:
+            journal.write("preempted", step=step)
+            mizzen.exit_preempted()
+    journal.write("end", exit_code=code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

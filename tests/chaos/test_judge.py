@@ -1,0 +1,138 @@
+"""The judge sees each kind of violation, and none in a run that went well."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.judge import KINDS, judge
+from tests.chaos.observed import Killed, Observed, Order, TaskRun, read_journals
+from tests.chaos.schedule import FAULTS, draw_schedule
+
+
+def _run(attempt: int, begin_s: float, end_s: float, **changes: object) -> TaskRun:
+    run = TaskRun("w1", attempt, "count", 0, "east/a/m-1", (0,), 1, 100 + attempt, begin_s, end_s, (begin_s + 0.5, 0))
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def _sound() -> Observed:
+    """A workload that was preempted once and went on from what it had saved."""
+    first = _run(1, 10.0, 20.0, saved=((15.0, 50), (19.0, 90)), preempted=True)
+    second = _run(2, 25.0, 30.0, loaded=(25.5, 90), saved=((29.0, 120),), exit_code=0)
+    order = Order("w", "key", 0, {"w1"})
+    return Observed(runs=[first, second], orders=[order], phases={"w1": "succeeded"}, names={"w1": "w"})
+
+
+def test_a_sound_run_has_no_violation() -> None:
+    assert judge(_sound()) == []
+
+
+def _twice(seen: Observed) -> None:
+    seen.runs.append(replace(seen.runs[1], pid=999, machine="east/a/m-2"))
+
+
+def _shared(seen: Observed) -> None:
+    seen.runs[1] = replace(seen.runs[1], started_s=19.9)
+
+
+def _older(seen: Observed) -> None:
+    seen.runs[0] = replace(seen.runs[0], saved=((26.0, 60),), machine="east/a/m-2")
+
+
+def _lost_step(seen: Observed) -> None:
+    seen.runs[1] = replace(seen.runs[1], loaded=(25.5, 50))
+
+
+def _again(seen: Observed) -> None:
+    seen.runs[0] = replace(seen.runs[0], exit_code=0)
+
+
+def _gone(seen: Observed) -> None:
+    seen.phases.clear()
+    seen.names.clear()
+
+
+def _endless(seen: Observed) -> None:
+    seen.phases["w1"] = "running"
+
+
+def _doubled(seen: Observed) -> None:
+    seen.phases["w2"], seen.names["w2"] = "succeeded", "w"
+
+
+def _false_success(seen: Observed) -> None:
+    seen.runs[1] = replace(seen.runs[1], tasks=2)
+
+
+def _false_failure(seen: Observed) -> None:
+    seen.phases["w1"] = "failed"
+
+
+def _late(seen: Observed) -> None:
+    seen.orders[0].cancel_sent_s = seen.orders[0].cancelled_s = -200.0
+
+
+def _outlived(seen: Observed) -> None:
+    seen.left_behind = ["77: task.py"]
+
+
+def _withheld(seen: Observed) -> None:
+    seen.withheld = ["east/a/m-1: lost"]
+
+
+def _down(seen: Observed) -> None:
+    seen.stack_failures = ["not up again"]
+
+
+BROKEN: dict[str, Callable[[Observed], None]] = {
+    "started-twice": _twice,
+    "slot-shared": _shared,
+    "older-saved": _older,
+    "checkpoint-lost": _lost_step,
+    "finished-again": _again,
+    "lost": _gone,
+    "never-ended": _endless,
+    "duplicate": _doubled,
+    "wrong-end": _false_success,
+    "cancel-ignored": _late,
+    "left-behind": _outlived,
+    "withheld": _withheld,
+    "stack": _down,
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_each_kind_is_seen(kind: str) -> None:
+    seen = _sound()
+    BROKEN[kind](seen)
+    assert {v.kind for v in judge(seen)} == {kind}
+
+
+def test_a_failure_needs_a_task_that_failed() -> None:
+    seen = _sound()
+    _false_failure(seen)
+    assert {v.kind for v in judge(seen)} == {"wrong-end"}
+
+
+def test_a_finished_gang_may_run_again_only_where_its_status_is_unknown() -> None:
+    seen = _sound()
+    _again(seen)
+    seen.killed = [Killed(20.5, 77, "w1.1.count.0")]
+    assert judge(seen) == []
+    seen.killed = [Killed(24.0, 77, "w1.1.count.0")]
+    assert [v.kind for v in judge(seen)] == ["finished-again"]
+
+
+def test_a_journal_may_be_cut_off(tmp_path: Path) -> None:
+    start = b'{"at_s": 1.0, "what": "start", "pid": 7, "machine": "m", "slots": [2], "tasks": 3}\n'
+    (tmp_path / "w1.4.count.2.7.99").write_bytes(start + b'{"at_s": 1.5, "what": "beat"}\n{"at_s": 1.6, "wha')
+    (run,) = read_journals(tmp_path)
+    assert (run.workload, run.attempt, run.job, run.task, run.slots, run.last_s) == ("w1", 4, "count", 2, (2,), 1.5)
+    assert run.exit_code is None and run.loaded is None
+
+
+def test_a_seed_draws_the_same_again_and_every_kind_of_fault() -> None:
+    schedule = draw_schedule(5, 600.0, 7.0, 3.0)
+    assert schedule == draw_schedule(5, 600.0, 7.0, 3.0) != draw_schedule(6, 600.0, 7.0, 3.0)
+    assert {fault.kind for fault in schedule.faults} == set(FAULTS)

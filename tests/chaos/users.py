@@ -1,0 +1,229 @@
+"""The users: they submit, give up waiting and try again, cancel by the dozen, change quotas, preempt, drain."""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.chaos.faults import now_s
+from tests.chaos.observed import Observed, Order
+from tests.chaos.schedule import FLEET_GPUS, LEVELS, Request, Submission
+from tests.stack.harness import ROOT, Up
+
+_TASK = Path(__file__).with_name("task.py")
+_STEP_S = 0.1
+_PATIENCE_S = 240.0
+"""A user tries so long, through outages of whatever kind."""
+_ACCEPTED = (200, 201)
+
+
+class Users:
+    """All users of one stack, on threads of their own. Their requests are raw HTTP: what they do is not polite."""
+
+    def __init__(self, up: Up, seed: int, journals: Path, seen: Observed) -> None:
+        self._up = up
+        self._seed = seed
+        self._journals = journals
+        self._seen = seen
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(48)
+        self._pending: list[Future[None]] = []
+        key = (up.data / "operator.key").read_text().strip()
+        limits = httpx.Limits(max_connections=64)
+        base = f"http://127.0.0.1:{up.ports['port']}/v1"
+        self._http = httpx.Client(base_url=base, headers={"authorization": f"Bearer {key}"}, limits=limits)
+        self.asked: list[str] = []
+        """The kinds of requests that were answered."""
+
+    def close_requests(self) -> None:
+        """Waits until every request has its answer."""
+        for pending in self._pending:
+            pending.result()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._threads.shutdown()
+        self._http.close()
+
+    def make_tenants(self) -> None:
+        """Every tenant, with a quota of the whole fleet."""
+        for name, level in LEVELS.items():
+            assert self._patiently("PUT", f"/tenants/{name}", self._tenant(level, FLEET_GPUS)).status_code in _ACCEPTED
+
+    @staticmethod
+    def _tenant(level: int, gpus: int) -> dict[str, Any]:
+        return {"level": level, "quota": {"gpus": {"a100": gpus}, "cpus": None}}
+
+    # ------------------------------------------------------------------------------------------------------ submitting
+
+    def submit(self, what: Submission) -> None:
+        """Begins a submission."""
+        order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code)
+        with self._lock:
+            self._seen.orders.append(order)
+        for _ in range(what.copies):
+            self._pending.append(self._threads.submit(self._post, what, order))
+
+    def _document(self, what: Submission) -> dict[str, Any]:
+        arguments = f'"{self._journals}" {what.steps} {_STEP_S} {what.exit_code}'
+        return {
+            "version": 1,
+            "name": what.name,
+            "tenant": what.tenant,
+            "checkpoint": {"interval": "1s", "grace": "5s"},
+            "limits": {"retries": 0 if what.exit_code else 50},
+            "jobs": [
+                {
+                    "name": "count",
+                    "tasks": what.tasks,
+                    "resources": {"accelerators": "a100:1", "cpus": 0.1, "memory": "256MiB"},
+                    "run": f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{_TASK}" {arguments}',
+                }
+            ],
+        }
+
+    def _post(self, what: Submission, order: Order) -> None:
+        give_up_s = time.monotonic() + _PATIENCE_S
+        tries = 0
+        while time.monotonic() < give_up_s:
+            timeout_s = what.timeouts_s[min(tries, len(what.timeouts_s) - 1)]
+            tries += 1
+            try:
+                answer = self._http.post(
+                    "/workloads", json=self._document(what), headers={"idempotency-key": order.key}, timeout=timeout_s
+                )
+            except httpx.HTTPError:
+                time.sleep(0.3)
+                continue
+            if answer.status_code in _ACCEPTED:
+                with self._lock:
+                    order.ids.add(answer.json()["id"])
+                return
+            if answer.status_code < 500 and answer.status_code not in (409, 429):
+                order.refused = f"{answer.status_code} {answer.text[:300]}"
+                return
+            time.sleep(0.5)
+
+    def _patiently(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        give_up_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                answer = self._http.request(method, path, json=body, timeout=10.0)
+                if answer.status_code < 500 and answer.status_code != 429:
+                    return answer
+            except httpx.HTTPError:
+                pass
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"{method} {path}: no answer for {_PATIENCE_S:.0f} s")
+            time.sleep(0.3)
+
+    # -------------------------------------------------------------------------------------------------- other requests
+
+    def ask(self, what: Request) -> None:
+        """Begins a request."""
+        act = {
+            "cancel-storm": self._cancel_storm,
+            "quota": self._quota,
+            "preempt": self._preempt,
+            "drain": self._drain,
+            "cordon": self._cordon,
+        }
+        self._pending.append(self._threads.submit(act[what.kind], what))
+
+    def _acknowledged(self) -> list[tuple[Order, str]]:
+        with self._lock:
+            return [(order, id_) for order in self._seen.orders for id_ in sorted(order.ids)]
+
+    def _cancel_storm(self, what: Request) -> None:
+        """Cancels a quarter of the newest twelve workloads, each twice at once."""
+        newest = [pair for pair in self._acknowledged()[-12:] if pair[0].cancel_sent_s is None]
+        for number, (order, id_) in enumerate(newest):
+            if (what.draw * 97 + number) % 4 >= 1:
+                continue
+            order.cancel_sent_s = now_s()
+            for _ in range(2):
+                self._pending.append(self._threads.submit(self._cancel, order, id_))
+        self.asked.append(what.kind)
+
+    def _cancel(self, order: Order, id_: str) -> None:
+        answer = self._patiently("POST", f"/workloads/{id_}/cancel")
+        if answer.status_code == 200 and order.cancelled_s is None:
+            order.cancelled_s = now_s()
+
+    def _quota(self, what: Request) -> None:
+        tenant = list(LEVELS)[int(what.draw * len(LEVELS))]
+        self._patiently("PUT", f"/tenants/{tenant}", self._tenant(LEVELS[tenant], int(what.draw * 97) % FLEET_GPUS + 1))
+        time.sleep(what.lasts_s)
+        self._patiently("PUT", f"/tenants/{tenant}", self._tenant(LEVELS[tenant], FLEET_GPUS))
+        self.asked.append(what.kind)
+
+    def _preempt(self, what: Request) -> None:
+        answer = self._patiently("GET", "/workloads?phase=running&limit=100")
+        running = answer.json()["items"]
+        if running:
+            chosen = running[int(what.draw * len(running))]["id"]
+            self._patiently("POST", f"/workloads/{chosen}/preempt")
+            self.asked.append(what.kind)
+
+    def _drain(self, what: Request) -> None:
+        self._machine(what, "drain", "undrain")
+
+    def _cordon(self, what: Request) -> None:
+        self._machine(what, "cordon", "uncordon")
+
+    def _machine(self, what: Request, on: str, off: str) -> None:
+        machines = sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"])
+        if not machines:
+            return
+        path = f"/machines/{machines[int(what.draw * len(machines))]}"
+        self._patiently("POST", f"{path}/{on}", {})
+        time.sleep(what.lasts_s)
+        self._patiently("POST", f"{path}/{off}")
+        self.asked.append(what.kind)
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def wait_for_ends(self, timeout_s: float) -> None:
+        """Waits until every workload of the API has ended, and writes down what it says of each."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            found = self._all()
+            live = [w for w in found if w["phase"] not in ("succeeded", "failed", "cancelled")]
+            if not live or time.monotonic() > deadline_s:
+                break
+            time.sleep(1.0)
+        for workload in found:
+            self._seen.phases[workload["id"]] = workload["phase"]
+            self._seen.names[workload["id"]] = workload["name"]
+            self._seen.reasons[workload["id"]] = str(workload["reason"])
+        # What the listing leaves out may still be there.
+        for _, id_ in self._acknowledged():
+            if id_ not in self._seen.phases:
+                answer = self._patiently("GET", f"/workloads/{id_}")
+                if answer.status_code == 200:
+                    self._seen.phases[id_] = answer.json()["phase"]
+
+    def _all(self) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            page = self._patiently("GET", f"/workloads?limit=500{cursor}").json()
+            out += page["items"]
+            if not page.get("next_cursor"):
+                return out
+            cursor = f"&cursor={page['next_cursor']}"
+
+    def withheld_machines(self, timeout_s: float) -> list[str]:
+        """Machines that are not ready, or cordoned, after all of that is over; waits for them to come back."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            machines = self._patiently("GET", "/machines").json()["items"]
+            bad = [m for m in machines if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
+            held = [m for m in machines if m["slots_held"] or m["slots_promised"]]
+            if not (bad or held) or time.monotonic() > deadline_s:
+                out = [f"{m['id']}: {m['state']}, cordon {m['cordon']}, draining {m['draining']}" for m in bad]
+                return out + [f"{m['id']}: still holds slots {m['slots_held']} {m['slots_promised']}" for m in held]
+            time.sleep(1.0)
