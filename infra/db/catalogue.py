@@ -85,8 +85,9 @@ class NoRoom:
 
     def __str__(self) -> str:
         over = self.stored_bytes + self.more_bytes - self.storage_bytes
+        unit = "byte" if over == 1 else "bytes"
         return (
-            f"{self.region} would hold {over:,} {'byte' if over == 1 else 'bytes'} more than its storage: it stores {self.stored_bytes:,} of"
+            f"{self.region} would hold {over:,} {unit} more than its storage: it stores {self.stored_bytes:,} of"
             f" {self.storage_bytes:,}, and {self.more_bytes:,} would come"
         )
 

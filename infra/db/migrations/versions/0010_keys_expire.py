@@ -1,7 +1,7 @@
 """API keys may expire.
 
-Revision ID: 0013
-Revises: 0008
+Revision ID: 0010
+Revises: 0009
 """
 
 import sqlalchemy as sa

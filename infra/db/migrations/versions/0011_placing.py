@@ -1,7 +1,7 @@
 """When a region bid, machines that can be removed, and phases as a closed list.
 
-Revision ID: 0014
-Revises: 0008
+Revision ID: 0011
+Revises: 0010
 """
 
 import sqlalchemy as sa
