@@ -4,14 +4,17 @@ The cluster has a superuser, `postgres`, which is used at the start only, and th
 `mizzen` and nothing else: all processes of mizzen connect as this role.
 """
 
+import contextlib
 import importlib.util
 import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,6 +36,8 @@ _SETTINGS = {
 _PARTS = ("PG_VERSION", "postgresql.conf", "pg_hba.conf", "global/pg_control", "base", "pg_wal", "pg_xact")
 """Without any of these a cluster does not start, or starts without its data."""
 _DRAFT = "initialising-"
+_PATIENCE_S = 2.0
+"""A server that an earlier run left has this long before each harder way of stopping it."""
 
 
 class EmbeddedPostgres:
@@ -201,27 +206,42 @@ class EmbeddedPostgres:
     def clear_leftover(self, timeout_s: float = 30.0) -> None:
         """Waits for, and at last stops, a server that an earlier, killed supervisor left on this folder.
 
+        It is asked to shut down, then to do so at once, then killed with its backends: one that was stopped (SIGSTOP)
+        answers nothing, and a backend that is left keeps the next server from starting. Postgres recovers from that.
+
         Raises:
             StackError: it does not end.
         """
-        pid_file = self.data / "postmaster.pid"
-        deadline = time.monotonic() + timeout_s
-        asked = False
-        while pid_file.exists():
-            try:
-                pid = int(pid_file.read_text().split("\n", 1)[0])
-                program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
-                folder = Path(f"/proc/{pid}/cwd").resolve()
-            except (OSError, ValueError):
-                return  # a stale file: postgres itself recognises and replaces it
-            if folder != self.data or not program.endswith(b"/postgres"):
-                return
-            if not asked and time.monotonic() > deadline - timeout_s + 2:
-                os.kill(pid, 2)
-                asked = True
-            if time.monotonic() > deadline:
-                raise StackError(f"postgres: process {pid} of an earlier run still uses {self.data}; stop it first")
+        began_s = time.monotonic()
+        ahead = [(_PATIENCE_S, signal.SIGINT), (2 * _PATIENCE_S, signal.SIGQUIT)]
+        while left := self._processes():
+            passed_s = time.monotonic() - began_s
+            if passed_s > timeout_s:
+                raise StackError(f"postgres: process {left[0]} of an earlier run still uses {self.data}; stop it first")
+            if passed_s > 4 * _PATIENCE_S:
+                _send(left, signal.SIGKILL)
+            elif ahead and passed_s > ahead[0][0]:
+                _send(left[:1], ahead.pop(0)[1])  # The server passes it on to its backends.
+                _send(left, signal.SIGCONT)
             time.sleep(0.1)
+
+    def _processes(self) -> list[int]:
+        """Processes of a server on this folder: the server itself first, where its backends have not outlived it."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or (entry / "cwd").resolve() != self.data:
+                    continue
+                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            except OSError:
+                continue
+            if name == "postgres" and rest.split()[0] not in "ZX":
+                found.append(int(entry.name))
+        try:
+            server = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            server = 0
+        return sorted(found, key=lambda pid: (pid != server, pid))
 
     def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:
         """Waits until the server answers, then sees to it that the role and the database `mizzen` are as they must be.
@@ -270,3 +290,9 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

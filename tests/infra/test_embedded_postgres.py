@@ -246,3 +246,21 @@ def test_the_superuser_of_an_earlier_version_becomes_an_owner(tmp_path: Path) ->
                 assert connection.execute(f"{foreign} and proowner <> 'mizzen'::regrole").fetchall() == []
                 supers = connection.execute("select rolname from pg_roles where rolsuper").fetchall()
                 assert supers == [("postgres",)]
+
+
+@pytest.mark.parametrize("frozen", ["server", "backend"])
+def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPostgres, frozen: str) -> None:
+    """SIGSTOP to the server, or to one backend, and a killed supervisor: the next start finds the folder free."""
+    with running(copied) as process:
+        connection = psycopg.connect(copied.url, autocommit=True)
+        row = connection.execute("select pg_backend_pid()").fetchone()
+        assert row is not None
+        os.kill(process.pid if frozen == "server" else row[0], signal.SIGSTOP)
+        if frozen == "backend":
+            process.kill()
+            process.wait()
+        copied.clear_leftover()
+        process.wait(20)
+        connection.close()
+    with running(copied), psycopg.connect(copied.url) as again:
+        assert again.execute("select value from kept").fetchone() == (7,)
