@@ -20,11 +20,11 @@ from tests.stack.harness import Up, processes_of, wait_until
 SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "7"))
 WHOLE = "MIZZEN_CHAOS_ROUNDS" in os.environ
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
-WORKLOADS = 30 if WHOLE else 8
+WORKLOADS, LONGEST_S = (30, 15.0) if WHOLE else (6, 5.0)
 CONFIG = """
 scheduler: {scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}
-lifecycle: {heartbeat_timeout_s: 5, node_lost_after_s: 15, collect_interval_s: 1}
-reconcile: {interval_s: 1, disagree_s: 4, singletons_s: 1}
+lifecycle: {heartbeat_timeout_s: 4, node_lost_after_s: 15, collect_interval_s: 1}
+reconcile: {interval_s: 1, disagree_s: 3, singletons_s: 1}
 """
 
 
@@ -111,12 +111,12 @@ def test_temporal_forgets_and_nothing_is_repeated(up: Up, tmp_path: Path, seed: 
     tasks: dict[str, int] = {}
     for number in range(WORKLOADS):
         count = chance.choice((1, 1, 2, 4))
-        tasks[_submit(up, f"w-{number}", count, journal.run(chance.uniform(1.0, 15.0)))] = count
+        tasks[_submit(up, f"w-{number}", count, journal.run(chance.uniform(1.0, LONGEST_S)))] = count
     waiting = _submit(up, "waiting", 17, "true")  # Its gang is larger than the fleet: it waits until it is cancelled.
-    wait_until(lambda: len(journal.started()) >= 8, "tasks run")
+    wait_until(lambda: len(journal.started()) >= 6, "tasks run")
     backup = tmp_path / "backup.db"
     _copy(up.data / "temporal.db", backup)
-    time.sleep(chance.uniform(2.0, 6.0))
+    time.sleep(chance.uniform(1.0, 5.0 if WHOLE else 2.0))
     up.client().cancel(waiting)
     late = _submit(up, "late", 1, journal.run(0.5))
     tasks[late] = 1
