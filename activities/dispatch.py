@@ -240,6 +240,7 @@ class Dispatcher:
             start_signal="look",
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            static_summary="places tables anew",
         )
 
     async def _replicate(self, request: ReplicateTable) -> None:
@@ -252,6 +253,7 @@ class Dispatcher:
             start_signal="asked",
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            static_summary=f"table {request.table} to region {request.target_region}",
         )
 
 

@@ -27,7 +27,12 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
         hour, minute = (int(part) for part in nightly.start.split(":"))
         calendars.append(ScheduleCalendarSpec(hour=[ScheduleRange(hour)], minute=[ScheduleRange(minute)]))
     return Schedule(
-        action=ScheduleActionStartWorkflow("NightWorkflow", id=ids.NIGHT_WORKFLOW_ID, task_queue=ids.CONTROL_QUEUE),
+        action=ScheduleActionStartWorkflow(
+            "NightWorkflow",
+            id=ids.NIGHT_WORKFLOW_ID,
+            task_queue=ids.CONTROL_QUEUE,
+            static_summary="places tables anew",
+        ),
         spec=ScheduleSpec(
             calendars=calendars,
             jitter=timedelta(seconds=nightly.jitter_s),

@@ -28,7 +28,8 @@ def tell_again(session: Session, patience_s: float) -> None:
         text(
             "update outbox as o set delivered_at = null from workload as w"
             f" where o.kind = 'mail' and w.id = o.workload and w.finished_at is null and {_AGAIN}"
-            " and (o.body ->> 'kind' = :cancel or (o.body ->> 'attempt')::int = w.attempt and ("
+            " and (o.body ->> 'kind' = :cancel and (o.body ->> 'attempt')::int in (0, w.attempt)"
+            " or (o.body ->> 'attempt')::int = w.attempt and ("
             " o.body ->> 'kind' = any(:to_start) and w.phase = 'placing'"
             " or o.body ->> 'kind' = any(:to_stop) and w.phase = any(:running)))"
         ),

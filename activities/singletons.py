@@ -1,10 +1,11 @@
 """What an installation has once in Temporal, asserted all the time: search attributes, workflows, nights' schedule.
 
-Temporal's state may be lost, or restored from a backup, while workers run. Each round is a handful of calls that change
-nothing where all is well.
+Temporal's state may be lost, or restored from a backup, while workers run. Each round is two calls that change nothing
+where all is well.
 """
 
 import asyncio
+import itertools
 import logging
 
 from temporalio.client import Client, ScheduleAlreadyRunningError
@@ -16,6 +17,7 @@ from infra.config import NightlySettings
 from infra.search_attributes import register
 
 _log = logging.getLogger(__name__)
+_ALL_EVERY = 12
 SINGLETONS = {
     "SchedulerWorkflow": (ids.SCHEDULER_WORKFLOW_ID, "scans the queue and awards"),
     "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "reads progress, and deletes what was kept long enough"),
@@ -24,14 +26,24 @@ SINGLETONS = {
 
 
 async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
-    """Starts what is not there.
+    """Makes and starts what is not there.
 
     Raises:
         RPCError: Temporal does not answer, or refuses.
     """
     await register(client)
+    await _start(client)
+    try:
+        await client.create_schedule(ids.NIGHT_SCHEDULE_ID, night_schedule(nightly))
+    except ScheduleAlreadyRunningError:
+        return
+
+
+async def _start(client: Client) -> list[str | None]:
+    """Starts the workflows that do not run; the ids of their runs."""
+    runs = []
     for name, (id_, summary) in SINGLETONS.items():
-        await client.start_workflow(
+        handle = await client.start_workflow(
             name,
             id=id_,
             task_queue=ids.CONTROL_QUEUE,
@@ -39,17 +51,25 @@ async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             static_summary=summary,
         )
-    try:
-        await client.create_schedule(ids.NIGHT_SCHEDULE_ID, night_schedule(nightly))
-    except ScheduleAlreadyRunningError:
-        return
+        runs.append(handle.result_run_id)
+    return runs
 
 
 async def keep_singletons(client: Client, nightly: NightlySettings, interval_s: float) -> None:
-    """Asserts them every `interval_s` seconds until cancelled."""
-    while True:
+    """Asserts the workflows every `interval_s` seconds until cancelled.
+
+    The rest is asserted where one of them has another run than before, which tells that Temporal's state was lost, and
+    now and then.
+    """
+    known: list[str | None] = []
+    for number in itertools.count():
         try:
-            await assert_singletons(client, nightly)
+            if number % _ALL_EVERY == 0:
+                known = []
+            runs = await _start(client) if known else []
+            if not known or runs != known:
+                await assert_singletons(client, nightly)
+                known = await _start(client)
         except Exception as error:  # Temporal is away, or has no namespace yet: tried again
             _log.warning("Temporal's singletons: %s; trying again", error)
         await asyncio.sleep(interval_s)

@@ -177,6 +177,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
         task_queue=CONTROL_QUEUE,
         start_signal=HELLO_SIGNAL,
         start_signal_args=[hello],
+        static_summary=f"machine {config.machine}",
         rpc_timeout=timedelta(seconds=10),
     )
 

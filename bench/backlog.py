@@ -132,9 +132,9 @@ class Stack:
         exit_.callback(self._stop)
         self.url = f"http://127.0.0.1:{ports['port']}"
         self.address = f"127.0.0.1:{ports['temporal-port']}"
+        self.until(lambda: "mizzen is up" in (folder / "up.log").read_text(), 120.0)
         self.engine = open_engine(EmbeddedPostgres(self.data / "postgres", ports["database-port"]).url)
         exit_.callback(self.engine.dispose)
-        self.until(lambda: "mizzen is up" in (folder / "up.log").read_text(), 120.0)
         self.key = (self.data / "operator.key").read_text().strip()
         self.until(lambda: self.count(select(Machine.id).where(Machine.state == "ready")) == 1)
         worker = subprocess.Popen([*dies_with_parent(), sys.executable, "-m", "bench.bare", self.address])

