@@ -1,4 +1,4 @@
-"""When a region bid, machines that can be removed, and what columns may hold.
+"""When a region bid, machines that can be removed, and phases as a closed list.
 
 Revision ID: 0011
 Revises: 0010
@@ -17,14 +17,6 @@ _PHASES = (
     "cancelled",
 )  # fmt: skip
 
-_LEFT_OUT = (
-    ("tenant_level", "tenant", "level between 1 and 7"),
-    ("api_key_role", "api_key", "role in ('viewer', 'submitter', 'operator')"),
-    ("machine_gpus", "machine", "gpus between 0 and 62"),
-    ("machine_state", "machine", "state in ('joining', 'ready', 'lost')"),
-)
-"""The models always had these, and the first schema did not."""
-
 
 def upgrade() -> None:
     """Applies this revision."""
@@ -34,16 +26,12 @@ def upgrade() -> None:
     op.drop_constraint("allocation_machine_fkey", "allocation", type_="foreignkey")
     where = sa.text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null")
     op.create_index("workload_expiring", "workload", ["id"], postgresql_where=where)
-    for name, table, condition in _LEFT_OUT:
-        op.create_check_constraint(name, table, condition)
     op.create_check_constraint("workload_phase", "workload", sa.column("phase").in_(_PHASES))
 
 
 def downgrade() -> None:
     """Undoes this revision. Allocations of removed machines are deleted."""
     op.drop_constraint("workload_phase", "workload", type_="check")
-    for name, table, _ in _LEFT_OUT:
-        op.drop_constraint(name, table, type_="check")
     op.drop_index("workload_expiring", "workload")
     op.execute("delete from allocation where machine not in (select id from machine)")
     op.create_foreign_key("allocation_machine_fkey", "allocation", "machine", ["machine"], ["id"])
