@@ -241,7 +241,8 @@ class AuctionActivities:
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
         """Scans and bids with one more workload in the queue. Nothing is written."""
-        return dry_run(self._engine, self._held, request)
+        left_out = self._listening.reasons(self._listening.silent, self._held.now_s)
+        return dry_run(self._engine, self._held, request, left_out)
 
 
 _WRITE_RANKS = text(

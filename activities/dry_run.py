@@ -1,16 +1,19 @@
 """What would happen to a workload if it were submitted now: scanned and bid on in the queue. Nothing is written."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from sqlalchemy import Engine, text
 
-import rms.compare
-from activities.bids import Asked, placement_request, region_bid
+from activities.bids import Asked, placement_request
 from activities.held import Held, microseconds
 from activities.order import Entry
+from activities.placing import closed_to, entries
 from activities.reading import QueuedRow
 from domain.ask import ask_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult
+from domain.reasons import Reason
 from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec
 from gms.scan import Scan
@@ -22,8 +25,12 @@ DRY_RUN_ID = "~dry-run"
 """Sorts after every id, so that ties go to workloads that exist."""
 
 
-def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
-    """Scans and bids as if the workload were queued. What is held is as it was afterwards."""
+def dry_run(engine: Engine, held: Held, request: DryRunRequest, left_out: Mapping[str, Reason]) -> DryRunResult:
+    """Scans and bids as if the workload were queued. What is held is as it was afterwards.
+
+    Plans are made and compared as in an auction: what the newest pass reserved is out of reach, and regions in
+    `left_out` have no part, each for its reason.
+    """
     spec = WorkloadSpec.model_validate(request.spec)
     with transaction(engine) as session:
         # Derived where it is for those that are submitted.
@@ -44,10 +51,14 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest) -> DryRunResult:
             held.queue.put_workloads([own._replace(ask=None)])
         entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason)
         asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s, level)
+        shut = closed_to(held, [asked], left_out)[DRY_RUN_ID]
+        (wanted,) = entries([asked], held.regions.keys() - left_out.keys(), held.now_s)
         with held.ranks(ranks):
-            answers = [region_bid(held.planner(region), asked) for region in sorted(held.regions)]
+            market = held.newest_market()
+            bids = shut | {r: market.desk(r).offer(wanted) for r in sorted(held.regions) if r not in shut}
+    answers = [bid for _, bid in sorted(bids.items())]
     reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
-    best = rms.compare.best([b.plan for b in answers if b.plan is not None])
+    best = wanted.best(answers)
     out = DryRunResult(
         admitted=best is not None,
         rank=ranked.rank,

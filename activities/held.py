@@ -220,6 +220,10 @@ class Held:
             self.planner(region)
         return known
 
+    def newest_market(self) -> Market:
+        """The market of the newest pass, with what is reserved in it, its columns as of the last look."""
+        return self.market(0 if self._pass is None else self._pass)
+
     def attempt_of(self, workload: str) -> int:
         """The number of a placed workload's attempt."""
         return self._live[workload].attempt

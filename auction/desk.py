@@ -57,8 +57,8 @@ class Desk:
             self._stats.negative_misses += known is None
             if known is not None:
                 return Bid(request.workload, self.region.name, None, self._like(request, *known), lasting=True)
+        answer = self.offer(entry)
         with self._reach(entry):
-            answer = bid_in(self._planner, request)
             job = self._planner.without_room(request) if answer.plan is None else None
         if job is not None:
             answer = replace(answer, lasting=True)
@@ -70,11 +70,17 @@ class Desk:
             answer = replace(answer, victim_attempts=self.region.attempts(answer.plan.victims))
         return answer
 
+    def offer(self, entry: Entry) -> Bid:
+        """The region's answer as it is now, found anew, with what is reserved out of reach. Nothing is remembered."""
+        with self._reach(entry):
+            return bid_in(self._planner, self._request(entry))
+
     def award(self, entry: Entry, plan: Plan) -> Award:
         """Awards a plan: the columns change.
 
         Raises:
-            ValueError: the plan does not hold any more.
+            StalePlan: the plan does not hold any more.
+            ValueError: it is not a plan for this workload.
         """
         with self._reach(entry):
             return award(self.region, plan, self._request(entry), self.region.now_s + entry.max_runtime_s)

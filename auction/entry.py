@@ -1,6 +1,6 @@
 """What goes into an auction and what comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -30,6 +30,10 @@ class Entry:
         A region has one plan for it, so this is a total order.
         """
         return plan.quality.key, plan.region != self.planned_region, plan.region
+
+    def best(self, bids: Iterable[Bid]) -> Plan | None:
+        """The plan that it gets of what regions bid; None: no region has one."""
+        return min((bid.plan for bid in bids if bid.plan is not None), key=self.preference, default=None)
 
 
 @dataclass(frozen=True)

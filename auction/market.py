@@ -11,7 +11,7 @@ from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from rms.award import Award
+from rms.award import Award, StalePlan
 from rms.negative import NegativeCache
 from rms.region import Region
 
@@ -129,13 +129,12 @@ class Market:
                 self.stats.rebids += len(stale)
                 bids.update(self._ask(entry, stale))
                 fresh.update(stale)
-            plans = [bid.plan for name, bid in bids.items() if bid.plan is not None and only in (None, name)]
-            best = min(plans, default=None, key=entry.preference)
+            best = entry.best(bid for name, bid in bids.items() if only in (None, name))
             if best is None:
                 return None
             try:
                 given = self._desks[best.region].award(entry, best)
-            except ValueError:
+            except StalePlan:
                 if best.region in fresh:
                     raise
                 stale = [best.region]  # It was bid on other facts than these.

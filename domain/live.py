@@ -41,6 +41,8 @@ class LiveJob(_Part):
     gpu_types: tuple[str, ...]
     cpus_milli_per_task: int = Field(ge=0)
     memory_bytes_per_task: int = Field(ge=0)
+    span_clusters: bool = False
+    """Its tasks may run in several clusters of a region."""
 
 
 class LiveHolding(_Part):

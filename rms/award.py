@@ -16,6 +16,10 @@ _NOTHING = (0, 0, 0)
 _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
 
 
+class StalePlan(ValueError):
+    """A plan was made on facts that do not hold any more: its region may bid again. Nothing has changed."""
+
+
 @dataclass(frozen=True)
 class Award:
     """An award, with what it takes to revoke it."""
@@ -35,9 +39,9 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
     is when its maximum runtime will be over.
 
     Raises:
-        ValueError: the plan does not belong to the request, names a machine or victim that the region lacks or that
-            may not be evicted, or needs more of a machine than is free there and held by its victims. Nothing has
-            changed then.
+        StalePlan: the plan names a machine or victim that the region lacks or that may not be evicted, or needs more of
+            a machine than is free there and held by its victims. Nothing has changed then.
+        ValueError: the plan is not one for the request. Nothing has changed then.
     """
     _check(region, plan, request)
     needs = _needs(region, plan, request)
@@ -49,7 +53,7 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
         given = released.get(row, _NOTHING)
         for column, name in enumerate(_NAMES):
             if need[column] - takes[row][column] > given[column]:
-                raise ValueError(
+                raise StalePlan(
                     f"machine {region.ids[row]!r} has {free[column]} {name} free and {given[column]} held by the plan's"
                     f" victims, and the plan needs {need[column]}"
                 )
@@ -151,7 +155,7 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
             or holders.rank[number] <= request.rank
             or victim in request.may_not_evict
         ):
-            raise ValueError(
+            raise StalePlan(
                 f"victim {victim!r} is not an evictable running workload below rank {request.rank} in region"
                 f" {region.name!r}"
             )
@@ -165,7 +169,7 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, l
         for machine, tasks in placement.machines:
             row = region.row(machine)
             if row is None:
-                raise ValueError(f"plan uses machine {machine!r}, which region {region.name!r} does not have")
+                raise StalePlan(f"plan uses machine {machine!r}, which region {region.name!r} does not have")
             out[row] = [known + tasks * n for known, n in zip(out.get(row, _NOTHING), one, strict=True)]
     return out
 

@@ -124,10 +124,7 @@ def _held_back(workloads: Sequence[LiveWorkload]) -> list[str]:
 
 
 def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> Workload:
-    jobs = tuple(
-        JobRequest(j.name, j.tasks, j.gpus_per_task, j.gpu_types, j.cpus_milli_per_task, j.memory_bytes_per_task)
-        for j in w.jobs
-    )
+    jobs = tuple(JobRequest(**dict(j)) for j in w.jobs)
     left_s = inf if w.max_runtime_s is None else max(_LEAST_S, w.max_runtime_s - w.ran_s)
     work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
     if w.placement is not None and w.placement.started_at is not None:

@@ -107,10 +107,15 @@ class Hardware:
         self.supply = supply(machines)
         self.regions = tuple(sorted(machines))
         self._kinds: dict[tuple[str, str], dict[tuple[str | None, int, int, int], int]] = {}
+        self._merged: dict[str, dict[tuple[str | None, int, int, int], int]] = {}
+        """Of all clusters of a region."""
         for region, states in machines.items():
             for m in states:
-                kinds = self._kinds.setdefault((region, m.cluster), defaultdict(int))
-                kinds[m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes] += 1
+                for kinds in (
+                    self._kinds.setdefault((region, m.cluster), defaultdict(int)),
+                    self._merged.setdefault(region, defaultdict(int)),
+                ):
+                    kinds[m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes] += 1
         self._known: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
 
     def clusters_for(self, job: JobRequest) -> tuple[tuple[str, str], ...]:
@@ -121,8 +126,11 @@ class Hardware:
         return self._known[key]
 
     def regions_for(self, job: JobRequest) -> tuple[str, ...]:
-        """The regions of which a cluster could hold a job."""
-        return tuple(sorted({region for region, _ in self.clusters_for(job)}))
+        """The regions of which a cluster could hold a job, or all clusters together if it may span them."""
+        able = {region for region, _ in self.clusters_for(job)}
+        if job.span_clusters:
+            able |= {region for region, kinds in self._merged.items() if _holds(kinds, job)}
+        return tuple(sorted(able))
 
     def has_without_data(self, workload: Workload) -> bool:
         """Whether regions could hold a workload, and none of them is where its data is: it is not colocated."""

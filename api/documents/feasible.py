@@ -31,7 +31,7 @@ class Machines:
 def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
     """Why no region could ever hold the gang as the fleet is, and what would have to change; None: one might.
 
-    A job's tasks are in one cluster, on one GPU type, unless it spans clusters; the gang is in one region. Jobs are
+    A job's tasks are on one GPU type, and in one cluster unless it spans clusters; the gang is in one region. Jobs are
     looked at one by one, then together by their sums of each resource: what is said never to fit does not.
     """
     regions: dict[str, list[Machines]] = defaultdict(list)
@@ -44,7 +44,8 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
         most = {name: _most(job, here) for name, here in sorted(regions.items())}
         best = max(sorted(most), key=lambda name: most[name])
         if most[best] < job.tasks:
-            return _too_many(job, best, most[best], sum(m.tasks(job) for m in regions[best]))
+            spread = _most(job.model_copy(update={"span_clusters": True}), regions[best])
+            return _too_many(job, best, most[best], spread)
     lacks = {name: _lacks(spec.jobs, here) for name, here in sorted(regions.items())}
     if any(lack is None for lack in lacks.values()):
         return None
@@ -54,11 +55,9 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
 
 def _most(job: JobSpec, here: Sequence[Machines]) -> int:
     """The most tasks of a job that a region's clusters could hold as the job may be spread."""
-    if job.span_clusters:
-        return sum(m.tasks(job) for m in here)
     sums: dict[tuple[str, str | None], int] = defaultdict(int)
     for m in here:
-        sums[m.cluster, m.gpu_type if job.resources.gpus else None] += m.tasks(job)
+        sums["" if job.span_clusters else m.cluster, m.gpu_type if job.resources.gpus else None] += m.tasks(job)
     return max(sums.values(), default=0)
 
 

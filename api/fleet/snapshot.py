@@ -157,6 +157,7 @@ def _workload(
                 gpu_types=r.gpu_types,
                 cpus_milli_per_task=r.cpus_milli_per_task,
                 memory_bytes_per_task=r.memory_bytes_per_task,
+                span_clusters=r.span_clusters,
             )
             for r in spec.requests()
         ),

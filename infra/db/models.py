@@ -35,7 +35,7 @@ class Tenant(Base):
 
     __tablename__ = "tenant"
     name: Mapped[str] = mapped_column(primary_key=True)
-    level: Mapped[int] = mapped_column(CheckConstraint("level between 1 and 7"))
+    level: Mapped[int] = mapped_column(CheckConstraint("level between 1 and 7", name="tenant_level"))
     quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     quota_cpus_milli: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -47,7 +47,9 @@ class ApiKey(Base):
     __tablename__ = "api_key"
     id: Mapped[str] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(unique=True)
-    role: Mapped[str] = mapped_column(CheckConstraint("role in ('viewer', 'submitter', 'operator')"))
+    role: Mapped[str] = mapped_column(
+        CheckConstraint("role in ('viewer', 'submitter', 'operator')", name="api_key_role")
+    )
     tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
     label: Mapped[str] = mapped_column(server_default="")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -118,7 +120,7 @@ class Machine(Base):
     cluster: Mapped[str]
     rack: Mapped[str]
     gpu_type: Mapped[str | None]
-    gpus: Mapped[int] = mapped_column(CheckConstraint(f"gpus between 0 and {MAX_SLOTS}"))
+    gpus: Mapped[int] = mapped_column(CheckConstraint(f"gpus between 0 and {MAX_SLOTS}", name="machine_gpus"))
     cpus_milli: Mapped[int]
     memory_bytes: Mapped[int]
     held: Mapped[int] = mapped_column(server_default="0")
@@ -127,7 +129,7 @@ class Machine(Base):
     """Slots, held by a victim, that have a successor."""
     free_cpus_milli: Mapped[int]
     free_memory_bytes: Mapped[int]
-    state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')"))
+    state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')", name="machine_state"))
     cordon: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """A reason, if no new work may be placed here."""
     draining: Mapped[bool] = mapped_column(server_default=text("false"))

@@ -280,6 +280,28 @@ def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
     assert world.dump() == before
 
 
+def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World) -> None:
+    """A dry run tells what the auction would do: what is kept for a gang that waits long is out of its reach."""
+    world.configure(reserve_after_s=0.0)
+    world.region("r")
+    world.region("s")
+    world.machine("r/c/m1", gpus=4)
+    world.machine("r/c/m2", gpus=4)
+    world.running(job(gpus=4))
+    reserved = world.submit(job(tasks=2, gpus=4))
+    world.tick()
+    assert world.waiting(reserved)[0] == "reserved r"
+    spec = WorkloadSpec(name="x", tenant="t", jobs=(job(gpus=4),))
+    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+    assert not told.admitted and {r["code"] for r in told.reasons} == {"insufficient_capacity", "no_hardware"}
+    late = world.submit(job(gpus=4))
+    world.tick()
+    assert world.workload(late).region is None, "as the dry run said"
+    world.award(world.bid("s"), "s")
+    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+    assert {r["code"] for r in told.reasons} == {"insufficient_capacity", "region_silent"}
+
+
 def test_capacity_is_seen_at_once(world: World) -> None:
     """A cordoned machine is no part of a bid, and is again once it is uncordoned."""
     world.region("r")

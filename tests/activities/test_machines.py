@@ -234,3 +234,24 @@ def test_a_cordon_outlives_a_boot(fleet: World) -> None:
     fleet.machine(M, incarnation="boot-2")
     row = _row(fleet)
     assert row.state == "ready" and row.cordon is not None and row.draining and row.failed_gangs == 1
+
+
+def test_a_removed_machine_is_gone_at_once_and_comes_back_as_new(world: World) -> None:
+    """Nothing is placed on it from the next pass on; what its workflow still reports is ignored; a hello makes it."""
+    world.region("r")
+    world.machine("r/c/m")
+    world.tick()
+    world.alter(Machine, "r/c/m", draining=True, failed_gangs=2)
+    with world.session() as session:
+        session.delete(session.get_one(Machine, "r/c/m"))
+    world.machines.ready(world.attend("r/c/m"))
+    world.machines.lost(world.attend("r/c/m"))
+    workload = world.submit()
+    world.tick()
+    assert world.waiting(workload) == ["no_hardware r"]
+    world.machine("r/c/m")
+    world.tick()
+    assert world.workload(workload).region == "r"
+    with world.session() as session:
+        row = session.get_one(Machine, "r/c/m")
+        assert (row.draining, row.failed_gangs, row.cordon) == (False, 0, None)

@@ -34,6 +34,9 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
         session.execute(update(Attempt).where(Attempt.workload == coming).values(gpu_types={"a100": 1}))
         session.get_one(Machine, M2).draining = True
         session.get_one(Workload, queued).held_by = "key-vision"
+        spec = session.get_one(Workload, coming).spec
+        spanning = {**spec, "jobs": [{**job, "span_clusters": True} for job in spec["jobs"]]}
+        session.get_one(Workload, coming).spec = spanning
     body = await get(world, "/v1/snapshot")
     live = LiveSnapshot.model_validate(body)
     assert [m.id for m in live.machines] == [M1, "south/beta/c1", "south/beta/m1"]
@@ -42,6 +45,7 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
         "vision": (3, {"a100": 8}, 64_000),
     }
     by_id = {w.id: w for w in live.workloads}
+    assert by_id[running].jobs[0].span_clusters is False and by_id[coming].jobs[0].span_clusters is True
     assert list(by_id) == sorted([running, queued, leaving, coming])
     placed = by_id[running].placement
     assert placed is not None and placed.started_at is not None

@@ -79,6 +79,18 @@ def test_what_runs_ends_at_its_maximum_runtime_and_what_waits_follows() -> None:
     assert run.meter.total.held_gpu_s == 8 * (2000 + 3000 + 3000)
 
 
+def test_a_gang_that_may_span_clusters_does() -> None:
+    """Two clusters of a machine each hold a gang of two machines only together; other gangs of that size never run."""
+    live = snapshot(workload("spans"), workload("does-not"), regions=("east",))
+    spans, does_not = (
+        w.model_copy(update={"jobs": tuple(j.model_copy(update={"tasks": 2, "span_clusters": s}) for j in w.jobs)})
+        for w, s in zip(live.workloads, (True, False), strict=True)
+    )
+    other = live.machines[0].model_copy(update={"id": "east/c2/m1", "cluster": "c2"})
+    _, seen = ran(live.model_copy(update={"machines": (*live.machines, other), "workloads": (spans, does_not)}))
+    assert where(seen) == {"spans": "east"} and list(when(seen, "finished")) == ["spans"]
+
+
 def test_a_drained_region_gives_its_work_back_to_the_queue() -> None:
     """What ran there waits as of now, and there is less supply."""
     live = snapshot(workload("runs", "east"), workload("other", "west"))

@@ -46,6 +46,7 @@ LIVES: dict[str, Story] = {
     "workload-cancelled-late": test_placing.test_a_cancellation_that_comes_after_an_award_cancels_the_attempt,
     "workload-evicted": test_running.test_an_evicted_gang_saves_within_its_grace_and_runs_again,
     "workload-cancelled": test_running.test_a_running_workload_is_cancelled,
+    "workload-expires": test_mail.test_a_workload_that_waits_for_too_long_fails,
     "workload-fails": test_running.test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words,
     "workload-limited": test_running.test_an_attempt_may_run_for_what_earlier_ones_left,
     "workload-hangs": test_running.test_a_gang_that_hangs_again_and_again_fails,
@@ -75,8 +76,9 @@ async def _life(client: Client, story: Story) -> WorkflowHistory:
 
 
 async def _scheduler(client: Client) -> WorkflowHistory:
-    """Three ticks of two batches, one of the regions being unreachable: the first by itself, the others woken."""
-    auction = Auction(ScanTicket(7, [], ["east", "nowhere"], 2, 1.0, 300.0, queued=3))
+    """Three ticks of two batches, the last two woken. One region misses the deadline, another one is probed."""
+    ticket = ScanTicket(7, [], ["east", "nowhere"], 2, 1.0, 300.0, queued=3, probed=["away"], silent=["away"])
+    auction = Auction(ticket)
     async with (
         serving(client, "recorded", [SchedulerWorkflow], auction.of_queue()),
         serving(client, region_queue("east"), [], [auction.bid]),

@@ -1,0 +1,91 @@
+"""What the schema promises beside the models: closed lists are CHECKs, and released migrations never change."""
+
+import hashlib
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from sqlalchemy import CheckConstraint, Engine, text
+from sqlalchemy.exc import IntegrityError
+
+from domain.phases import Phase
+from infra.db import migrate
+from infra.db.models import Tenant, Workload
+from infra.db.schema import SCHEMA
+from infra.db.session import transaction
+
+_MIGRATIONS = Path(migrate.__file__).parent / "migrations"
+_SQL = {
+    "0001_allocation_guard.sql": "447516e2bb2b38ab339c5adcf2dc308c559f859ebe3f20cdbc7d9fd6bdbff1b3",
+    "0002_change_log.sql": "3dba729a823c572a00f0763f467686a50b65abce88c1f098cc1fa2bbe4744c99",
+    "0003_award.sql": "04bbb5f7d17e593eca59b44510dcfb107fd0e08a016bde6c9a4810b56902005a",
+    "0005_catalogue.sql": "7b4f1d50950cdbea2755dc5fda030ca8b18b01b52bfb447b97679f5230a9f468",
+    "0006_staleness.sql": "688f0e390c3635a13c5f0d87b80b61f31f8b856ff24fb783a157060a26d1669c",
+}
+"""SHA-256 of each file that a revision reads. A change goes into a new revision, with a file of its own."""
+
+
+def test_sql_of_released_revisions_is_pinned() -> None:
+    """Every `.sql` file beside the revisions is as it was released, and a new one is pinned when it is added."""
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _MIGRATIONS.glob("*.sql")}
+    assert found.keys() == _SQL.keys(), "pin the new file here"
+    changed = [name for name in sorted(_SQL) if found[name] != _SQL[name]]
+    assert changed == [], "databases were migrated with these files: write a new revision instead"
+
+
+def test_phases_in_the_database_are_those_of_the_code(database: Engine) -> None:
+    """The CHECK of `workload.phase` lists exactly the phases of `domain.phases`."""
+    with database.connect() as connection:
+        definition = connection.execute(
+            text("select pg_get_constraintdef(oid) from pg_constraint where conname = 'workload_phase'")
+        ).scalar_one()
+    assert set(re.findall(r"'(\w+)'", definition)) == {phase.value for phase in Phase}
+
+
+def test_another_phase_is_refused(database: Engine) -> None:
+    """A phase that is not in the list cannot be written, whatever the code does."""
+    with transaction(database) as session:
+        session.add(Tenant(name="t", level=3))
+    with pytest.raises(IntegrityError, match="workload_phase"), transaction(database) as session:
+        session.add(Workload(id="w", tenant="t", name="w", spec={}, phase="paused"))
+
+
+_CLOSED = re.compile(r"(state|phase|kind|role|made_by|status)$")
+_OPEN = {"event.kind", "outbox.kind", "change.kind"}
+"""Grow with every release: events and mail are named by the code that writes them, changes by triggers."""
+
+
+def _checks(database: Engine) -> dict[str, list[str]]:
+    """The CHECKs of each table in the database."""
+    with database.connect() as connection:
+        rows = connection.execute(
+            text(
+                "select conrelid::regclass::text, pg_get_constraintdef(oid) from pg_constraint"
+                " where contype = 'c' and connamespace = 'public'::regnamespace"
+            )
+        ).all()
+    found: dict[str, list[str]] = defaultdict(list)
+    for table, definition in rows:
+        found[table].append(definition)
+    return found
+
+
+def test_every_check_of_the_models_is_in_the_database(database: Engine) -> None:
+    """Autogenerate does not compare CHECKs: each table has as many in the database as in the models."""
+    found = _checks(database)
+    for name, table in SCHEMA.tables.items():
+        declared = {*table.constraints, *(c for column in table.columns for c in column.constraints)}
+        wanted = [str(c.sqltext) for c in declared if isinstance(c, CheckConstraint)]
+        assert len(found[name]) == len(wanted), f"{name}: {found[name]} in the database, {wanted} in the models"
+
+
+def test_every_column_with_a_closed_list_has_a_check(database: Engine) -> None:
+    """Texts called state, phase, kind, role and the like name their values in a CHECK."""
+    found = _checks(database)
+    for table in SCHEMA.tables.values():
+        for column in table.columns:
+            if not _CLOSED.search(column.name) or f"{table.name}.{column.name}" in _OPEN:
+                continue
+            own = [check for check in found[table.name] if re.search(rf"\b{column.name}\b", check)]
+            assert any("ANY (ARRAY[" in check for check in own), f"{table.name}.{column.name} has no CHECK"
