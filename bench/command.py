@@ -34,6 +34,7 @@ SUITES = {
     "tetris-moves": "tetris_moves",
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",
+    "copies": "copies",
     "end-to-end": "end_to_end",
     "backlog": "backlog",
     "memory": "memory",

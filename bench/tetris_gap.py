@@ -34,7 +34,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         columns = generate(TABLES, REGIONS, seed)
         found = climb(columns, time_s=_SEARCH_S, seed=seed)
         searched = climb(columns, time_s=_SEARCH_S, seed=seed, proves=False)
-        answer = exact.solve(columns, time_s=_EXACT_S, seed=seed, upper=searched.home)
+        answer = exact.solve(columns, time_s=_EXACT_S, upper=searched.home)
         if not answer.proved:
             raise Unfit(f"seed {seed}: {TABLES} tables on {REGIONS} regions are not proved in {_EXACT_S:.0f} s")
         if max(found.lack, searched.lack) > answer.excess + 1e-9:
@@ -50,7 +50,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         bench.say(f"{tables} tables")
         columns = generate(tables, REGIONS, 1)
         found = climb(columns, time_s=10.0, proves=False)
-        answer = exact.solve(columns, time_s=_LARGER_S, seed=1, upper=found.home)
+        answer = exact.solve(columns, time_s=_LARGER_S, upper=found.home)
         amounts = {"total": found.total, "bound": answer.bound, "proved": float(answer.proved), "exact_s": _LARGER_S}
         gap = _gap(found.total, answer.bound, columns)
         yield Figure(

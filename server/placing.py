@@ -141,7 +141,7 @@ def _solve_exactly(
     upper = climb(columns, time_s=min(_CLIMB_S, time_s * _CLIMBING), seed=seed, listener=climbed, stop=stop).home
     left_s = max(time_s - (time.monotonic() - began_s), 0.0)
     try:
-        found = exact.solve(columns, time_s=left_s, seed=seed, upper=upper, progress=listen, stop=stop)
+        found = exact.solve(columns, time_s=left_s, upper=upper, progress=listen, stop=stop)
     except exact.TooLarge as error:
         raise ConfigurationError(f"--method exact: {error}") from None
     if found.proved:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from domain.instance import HIGH_PRIORITY, Score, Violation
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
-from tetris.excess import scales
 from tetris.kernels import layout
 from tetris.kernels.layout import Fixed, State, Work
 from tetris.kernels.moves import apply, settle
@@ -157,6 +156,7 @@ def _fixed(columns: Columns) -> Fixed:
     edge_bytes = c.size_bytes[c.job_table]
     job_bytes = _sums(edge_bytes, c.job_start)
     all_bytes = float(c.size_bytes.sum())
+    replica_bytes = float((c.size_bytes * np.diff(c.replica_start)).sum())
     per_byte = c.weight / all_bytes if all_bytes else np.zeros_like(c.weight)
     all_h = np.bincount(key[key >= 0], weights=c.gpu_h[key >= 0], minlength=keys)[:keys]
     supply = np.repeat(c.supply_h, len(levels), axis=0)
@@ -169,7 +169,6 @@ def _fixed(columns: Columns) -> Fixed:
     capacity = c.capacity_bytes
     capacity_share = capacity / capacity.sum() if capacity.sum() > 0 else np.zeros_like(capacity)
     table_start, table_job = _reversed(c)
-    scale = scales(c)
     number = np.zeros(layout.N_NUMBERS)
     number[layout.READ_WEIGHT] = c.weights.read
     number[layout.GPU_WEIGHT] = c.weights.gpu
@@ -179,8 +178,8 @@ def _fixed(columns: Columns) -> Fixed:
     wanted = (c.priority <= HIGH_PRIORITY) & (c.gpu_type != NONE)
     number[layout.ALL_H] = c.gpu_h[wanted].sum()
     number[layout.MOVE_QUOTA] = c.move_quota_bytes
-    number[layout.ALL_BYTES] = scale.moved_bytes
-    number[layout.STORED_SCALE] = scale.storage_bytes
+    number[layout.ALL_BYTES] = all_bytes or 1.0
+    number[layout.STORED_SCALE] = (all_bytes + replica_bytes) / len(c.regions) or 1.0
     number[layout.CAPACITY2] = (capacity_share**2).sum()
     importance = np.tile(by_level, types)
     number[layout.MAGNITUDE] = (
@@ -208,12 +207,18 @@ def _fixed(columns: Columns) -> Fixed:
         at_home=(high[:, None] & (supply > 0)).astype(np.float64),
         quota=c.quota_h,
         quota_allowed=np.zeros_like(c.quota_h),
-        quota_scale=scale.cpu_h,
+        quota_scale=np.array([_mean_quota(row) for row in c.quota_h], np.float64),
         capacity=capacity,
         capacity_allowed=np.zeros_like(capacity),
         capacity_share=capacity_share,
         number=number,
     )
+
+
+def _mean_quota(quotas: Floats) -> float:
+    """What excess over an app's quotas is divided by: their mean where it has one."""
+    given = quotas[np.isfinite(quotas)]
+    return float(given.mean()) if len(given) and given.mean() > 0 else 1.0
 
 
 def _state(columns: Columns, fixed: Fixed) -> State:

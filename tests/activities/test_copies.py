@@ -157,11 +157,11 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
     _checkpoints(source)
     done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
     assert done.returncode == -signal.SIGKILL
-    before = {info.key: info.tag for info in target.list("")}
+    before = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
     assert [manifest.step for manifest in list_committed(_root(target), verify=True)] == [10]
-    assert len(before) == 4, "two parts and their record, and one part of the next"
+    assert 4 <= len(before) <= 5, "two parts and their record, and parts of the next, which come at the same time"
     _copy(fleet)
-    after = {info.key: info.tag for info in target.list("")}
+    after = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
 
 

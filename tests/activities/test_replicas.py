@@ -169,7 +169,7 @@ def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_
     assert done.returncode == -signal.SIGKILL
     assert (held(fleet), replica(fleet).state) == (["ds=1"], "copying")
     before = {info.key: info.tag for info in fleet.bucket("west").list("")}
-    assert len(before) == 3, "a partition of two objects, and one of the next"
+    assert 3 <= len(before) <= 4, "a partition of two objects, and those of the next, which come at the same time"
     assert complete(fleet) == 300
     after = {info.key: info.tag for info in fleet.bucket("west").list("")}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
@@ -177,7 +177,7 @@ def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_
 
 def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled, it leaves the parts that are there to the next try, and makes nothing ready."""
-    monkeypatch.setattr(copying.copy_object, "__kwdefaults__", {**copying.copy_object.__kwdefaults__, "part_bytes": 10})
+    monkeypatch.setattr(copying, "PART_BYTES", 10)
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *told: environment.cancel() if told else None
     with pytest.raises(CancelledError):

@@ -3,7 +3,12 @@
 import random
 from itertools import product
 
+import numpy as np
+
 from domain.instance import Instance, Job, Region, Score, Table, Weights
+from tetris.columns import Columns
+from tetris.kernels import layout
+from tetris.problem import Problem
 from tetris.score import score
 
 TYPES = ("a100", "h100", "v100")
@@ -79,3 +84,22 @@ def allowed(instance: Instance, found: Score) -> bool:
     """Whether a plan breaks no constraint that the start keeps, nor one that it breaks by more than it does."""
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
     return all(v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations)
+
+
+def excess_of(instance: Instance, found: Score) -> float:
+    """The relative excess of a plan by what the plain score says of it: each violation in parts of its scale."""
+    columns = Columns.of(instance)
+    fixed = Problem(columns).fixed
+    by = {
+        "storage": fixed.number[layout.STORED_SCALE],
+        "home_threshold": 1.0,
+        "move_quota": fixed.number[layout.ALL_BYTES],
+    }
+    total = 0.0
+    for violation in found.violations:
+        if violation.constraint == "cpu_hours":
+            app = columns.apps.index(violation.where.split("/")[1])
+            total += violation.by / float(np.asarray(fixed.quota_scale)[app])
+        else:
+            total += violation.by / by[violation.constraint]
+    return float(total)

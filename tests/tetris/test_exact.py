@@ -1,39 +1,37 @@
 """The exact method against all plans of small instances, judged by the plain score."""
 
 import math
-import threading
 from dataclasses import replace
 from itertools import chain, repeat
 
 import numpy as np
 import pytest
 
-from domain.instance import Instance, Job, Region, Table, Weights
-from tests.tetris.small import allowed, every_plan, small_instance
+from domain.instance import Instance, Job, Region, Table
+from tests.tetris.small import allowed, every_plan, excess_of, small_instance
+from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.exact import ExactProgress, solve
 from tetris.exact.branch import Branching
-from tetris.exact.relaxation import lower_bound
-from tetris.excess import allowed as allowed_amounts
-from tetris.excess import amounts, excess, limits, relative_excess, scales
+from tetris.generate import generate
+from tetris.problem import Problem
 from tetris.score import score
 
 
 def best_by_enumeration(instance: Instance) -> tuple[float, float]:
     """The least excess over allowed plans, and the least total of the plans that have it."""
-    columns = Columns.of(instance)
     weights = []
     for plan in every_plan(instance):
         found = score(instance, plan)
         if allowed(instance, found):
-            weights.append((excess(columns, columns.homes_of(plan)), found.total))
+            weights.append((excess_of(instance, found), found.total))
     least = min(weights)[0]
     return least, min(total for over, total in weights if over <= least * (1 + 1e-9))
 
 
 def assert_is_best(instance: Instance) -> None:
     columns = Columns.of(instance)
-    answer = solve(columns, time_s=60, seed=0)
+    answer = solve(columns, time_s=60)
     least, total = best_by_enumeration(instance)
     found = score(instance, columns.plan_of(answer.home))
     assert answer.proved and answer.limit == ""
@@ -42,7 +40,7 @@ def assert_is_best(instance: Instance) -> None:
     assert answer.total == pytest.approx(total, rel=1e-9, abs=1e-12)
     assert answer.bound == pytest.approx(total, rel=1e-9, abs=1e-12)
     assert answer.excess == pytest.approx(least, rel=1e-9, abs=1e-12)
-    assert answer.excess == pytest.approx(excess(columns, answer.home), rel=1e-9, abs=1e-12)
+    assert answer.excess == pytest.approx(excess_of(instance, found), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -95,8 +93,8 @@ def test_corners(instance: Instance) -> None:
 def test_a_plan_to_begin_with_is_kept_unless_a_better_one_is_found() -> None:
     """With no time at all the answer is the plan that was given, and its bound is below it."""
     columns = Columns.of(small_instance(1000, 8, 3, 12))
-    best = solve(columns, time_s=60, seed=0)
-    begun = solve(columns, time_s=0, seed=0, upper=best.home)
+    best = solve(columns, time_s=60)
+    begun = solve(columns, time_s=0, upper=best.home)
     assert begun.home.tolist() == best.home.tolist()
     assert begun.total == pytest.approx(best.total)
     assert begun.bound <= best.total * (1 + 1e-9)
@@ -112,91 +110,52 @@ def test_a_plan_that_is_not_allowed_is_not_begun_with() -> None:
         for plan in every_plan(instance)
         if math.isinf(Branching(columns).weigh((home := columns.homes_of(plan)).astype(np.int64)).excess)
     )
-    assert solve(columns, time_s=0, seed=0, upper=away).home.tolist() == columns.home.tolist()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_bound_of_the_relaxation_is_below_every_plan(seed: int) -> None:
-    """CP-SAT's bound is at most the optimum, for all of what occurs in small instances."""
-    instance = small_instance(200 + seed, 4, 3, 7)
-    columns = Columns.of(instance)
-    answer = solve(columns, time_s=60, seed=0)
-    may_use = limits(columns) if answer.excess == 0 else allowed_amounts(columns)
-    bound = lower_bound(
-        columns, columns.home, 10 * answer.total + 1, may_use, seed=seed, workers=1, is_over=lambda bound: False
-    )
-    assert 0 <= bound <= answer.total * (1 + 1e-9)
-
-
-def test_the_relaxation_bounds_what_is_not_searched() -> None:
-    """A job that reads two tables too large for one region costs its read in every plan, which the relaxation sees."""
-    regions = (Region("a", 6.0), Region("b", 6.0))
-    tables = (Table("t", 5.0, "a"), Table("u", 5.0, "b"))
-    instance = Instance(regions, tables, (Job("j", "ml", ("t", "u"), 1),), Weights(storage=0.0))
-    columns = Columns.of(instance)
-    bound = lower_bound(columns, columns.home, 1.0, limits(columns), seed=0, workers=1, is_over=lambda bound: False)
-    assert bound == pytest.approx(1.0, rel=1e-5)
+    assert solve(columns, time_s=0, upper=away).home.tolist() == columns.home.tolist()
 
 
 def test_a_search_that_is_stopped_says_so() -> None:
     """`stop` ends it at the next look; what is told of progress never worsens."""
     columns = Columns.of(small_instance(1001, 14, 4, 30))
     told: list[ExactProgress] = []
-    answer = solve(columns, time_s=60, seed=0, progress=told.append, stop=lambda: len(told) > 1)
+    answer = solve(columns, time_s=60, progress=told.append, stop=lambda: len(told) > 1)
     assert answer.limit == "stopped" and not answer.proved
     assert answer.bound <= answer.total
     assert (told[0].excess, told[0].total) >= (told[-1].excess, told[-1].total)
     assert told[0].nodes == 0 < told[-1].nodes
 
 
-def test_an_interrupt_ends_the_relaxation() -> None:
-    """What is raised while CP-SAT works reaches the caller, and no thread is left behind."""
-    columns = Columns.of(small_instance(3, 60, 6, 150))
-
-    def interrupt(bound: float) -> bool:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lower_bound(columns, columns.home, 1.0, allowed_amounts(columns), seed=0, workers=1, is_over=interrupt)
-    assert "bound" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_where_the_search_does_not_end_the_relaxation_bounds() -> None:
-    """With a clock that leaves the search no time, the bound is CP-SAT's, which is above that of no decision."""
-    columns = Columns.of(small_instance(1001, 6, 3, 8))
-    clock = chain((0.0, 71.0, 71.0), repeat(100.0))
-    answer = solve(columns, time_s=100, seed=0, clock=clock.__next__)
-    assert answer.limit == "time" and answer.nodes == 0 and not answer.proved
-    assert Branching(columns).bound < answer.bound < answer.total
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_bound_before_the_end_is_below_every_plan(slices: int) -> None:
+    """What is told while the search is under way, and in the answer that time ended, is at most the optimum."""
+    columns = generate(24, 4, seed=2)
+    clock = chain([0.0] * (1 + slices), repeat(100.0))
+    answer = solve(columns, time_s=100, clock=clock.__next__)
+    assert answer.limit == "time" and answer.nodes > 0 and not answer.proved
+    assert 0 <= answer.bound < min(answer.total, climb(columns, time_s=0.5, proves=False).total)
 
 
 def test_what_is_too_large_is_refused() -> None:
     """The error names what there is too much of, and what to use."""
     regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
     with pytest.raises(ValueError, match="regions: 63: the exact method takes up to 62; use climb"):
-        solve(Columns.of(Instance(regions, (), ())), time_s=1, seed=0)
+        solve(Columns.of(Instance(regions, (), ())), time_s=1)
     tables = tuple(Table(f"t{i}", 1.0, "a") for i in range(5000))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))
     with pytest.raises(ValueError, match="tables: 5000 with 4999 groups of jobs"):
-        solve(Columns.of(Instance((Region("a", 1.0),), tables, jobs)), time_s=1, seed=0)
+        solve(Columns.of(Instance((Region("a", 1.0),), tables, jobs)), time_s=1)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_excess_is_what_the_score_finds_over_the_limits(seed: int) -> None:
-    """The amounts over each limit are those of the plain score, for the start and for other plans."""
+    """Both methods' excess is that of the plain score, for the start and for other plans."""
     instance = small_instance(seed)
     columns = Columns.of(instance)
-    scale = scales(columns)
-    draw = np.random.default_rng(seed)
+    branching, draw = Branching(columns), np.random.default_rng(seed)
     for home in (columns.home, draw.integers(0, 3, len(columns.home)).astype(np.int32)):
-        by = {"storage": scale.storage_bytes, "home_threshold": 1.0, "move_quota": scale.moved_bytes}
-        expected = 0.0
-        for violation in score(instance, columns.plan_of(home)).violations:
-            if violation.constraint == "cpu_hours":
-                app = violation.where.split("/")[1]
-                expected += violation.by / float(np.asarray(scale.cpu_h)[columns.apps.index(app)])
-            else:
-                expected += violation.by / by[violation.constraint]
-        assert excess(columns, home) == pytest.approx(expected, abs=1e-9)
-    start = amounts(columns, columns.home)
-    assert relative_excess(start, allowed_amounts(columns), scale) == 0
+        problem = Problem(columns, home)
+        expected = excess_of(instance, score(instance, columns.plan_of(home)))
+        assert problem.excess[0] == pytest.approx(expected, abs=1e-9)
+        weight = branching.weigh(home.astype(np.int64))
+        assert math.isinf(weight.excess) or weight.excess == pytest.approx(expected, abs=1e-9)
+        assert math.isinf(weight.excess) or weight.total == pytest.approx(problem.total, rel=1e-9)
+    assert Problem(columns).excess[1] == 0

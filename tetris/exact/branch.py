@@ -10,8 +10,8 @@ from tetris.exact.answer import TooLarge
 from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
 from tetris.exact.kernels.place import place, weigh
 from tetris.exact.kernels.search import search
-from tetris.exact.prepare import cells_of, fixed_of, groups_of, keys_of, levels_of, tree_of
-from tetris.excess import allowed, limits, scales
+from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_of
+from tetris.problem import Problem
 
 MOST_CELLS = 40_000_000
 """Numbers in all levels: 320 MB."""
@@ -45,15 +45,15 @@ class Branching:
         tables, regions = len(columns.home), len(columns.regions)
         if regions > MOST_REGIONS:
             raise TooLarge(f"regions: {regions}: the exact method takes up to {MOST_REGIONS}; use climb")
-        keys = keys_of(columns)
-        groups = groups_of(columns, keys)
-        cells = cells_of(columns, keys, groups)
+        given = Problem(columns).fixed
+        groups = groups_of(columns, given)
+        cells = cells_of(columns, given, groups)
         if cells > MOST_CELLS:
             raise TooLarge(
                 f"tables: {tables} with {len(groups)} groups of jobs: the exact method takes what needs up to "
                 f"{MOST_CELLS} numbers of state, and this needs {cells}; use climb"
             )
-        self.fixed = fixed_of(columns, keys, groups, limits(columns), allowed(columns), scales(columns))
+        self.fixed = fixed_of(columns, given, groups)
         self.levels = levels_of(self.fixed, tables)
         weigh(self.fixed, self.levels, 0, 0, math.inf)
         self.nodes = 0

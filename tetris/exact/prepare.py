@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domain.instance import HIGH_PRIORITY
-from tetris.columns import ML, NONE, Columns, Floats, Longs
-from tetris.exact.kernels.layout import ALIVE, HOME_H, MAY, N_NOW, N_NUMBERS, OPEN, SURE, Fixed, Levels, Tree
-from tetris.excess import ROUNDING, Amounts, Scales
+from tetris.columns import ML, NONE, Columns, Longs
+from tetris.exact.kernels.layout import ALIVE, HOME_H, MAY, N_NOW, N_NUMBERS, OPEN, ROUNDING, SURE, Fixed, Levels, Tree
+from tetris.kernels import layout
+from tetris.kernels.layout import Fixed as GivenFixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,47 +29,9 @@ class Group:
     """GPU hours by key, CPU hours by K + 1 + app: channel and amount."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """K keys: a GPU type and a priority level each."""
-
-    of_job: Longs
-    """[J], or NONE."""
-    supply: Floats
-    """[K, R] GPU hours."""
-    share: Floats
-    """[K, R]"""
-    mean: Floats
-    """[K]"""
-    weight: Floats
-    """[K] what the key's term weighs in the objective."""
-    is_high: Sequence[bool]
-    """[K] whether its hours count for `home_threshold`."""
-
-
-def keys_of(columns: Columns) -> Keys:
-    """Keys by GPU type, then level."""
-    c = columns
-    levels = np.unique(c.priority).astype(np.int64)
-    level = np.searchsorted(levels, c.priority)
-    of_job = np.where(c.gpu_type == NONE, NONE, c.gpu_type * len(levels) + level).astype(np.int64)
-    supply = np.repeat(c.supply_h, len(levels), axis=0)
-    with_any = (supply > 0).sum(axis=1)
-    by_level = [c.weights.gpu * c.weights.by_priority.get(int(p), 1.0) for p in levels]
-    return Keys(
-        of_job=of_job,
-        supply=supply,
-        share=_shares(supply),
-        mean=supply.sum(axis=1) / np.maximum(with_any, 1),
-        weight=np.tile(by_level, len(c.gpu_types)).astype(np.float64),
-        is_high=[bool(p <= HIGH_PRIORITY) for _ in c.gpu_types for p in levels],
-    )
-
-
-def groups_of(columns: Columns, keys: Keys) -> list[Group]:
+def groups_of(columns: Columns, given: GivenFixed) -> list[Group]:
     """The groups that cost or use anything, in the order of their tables."""
-    c = columns
-    all_bytes = float(c.size_bytes.sum()) or 1.0
+    c, apps_from = columns, len(given.supply) + 1
     per_byte: dict[tuple[bool, tuple[int, ...]], float] = defaultdict(float)
     hours: dict[tuple[bool, tuple[int, ...]], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for job in range(len(c.kind)):
@@ -78,11 +40,12 @@ def groups_of(columns: Columns, keys: Keys) -> list[Group]:
             continue
         is_ml = bool(c.kind[job] == ML) or len(tables) == 1
         group = (is_ml, tuple(sorted(tables)) if is_ml else tables)
-        per_byte[group] += c.weights.read * float(c.weight[job]) / all_bytes
-        if keys.of_job[job] != NONE and c.gpu_h[job] > 0:
-            hours[group][int(keys.of_job[job])] += float(c.gpu_h[job])
-        if c.app[job] != NONE and c.cpu_h[job] > 0:
-            hours[group][len(keys.supply) + 1 + int(c.app[job])] += float(c.cpu_h[job])
+        per_byte[group] += float(given.number[layout.READ_WEIGHT] * given.job_amount[job, layout.READ_PER_BYTE])
+        key, app = int(given.job[job, layout.KEY]), int(given.job[job, layout.APP])
+        if key != NONE:
+            hours[group][key] += float(c.gpu_h[job])
+        if app != NONE:
+            hours[group][apps_from + app] += float(c.cpu_h[job])
     return [
         Group(*group, per_byte[group], tuple(sorted(hours[group].items())))
         for group in sorted(per_byte)
@@ -90,23 +53,20 @@ def groups_of(columns: Columns, keys: Keys) -> list[Group]:
     ]
 
 
-def fixed_of(
-    columns: Columns, keys: Keys, groups: Sequence[Group], limit: Amounts, allowed: Amounts, scale: Scales
-) -> Fixed:
-    """The instance for the loops."""
-    c = columns
+def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fixed:
+    """The instance for the loops; what terms and limits are made of is as climbing has it (`tetris.problem`)."""
+    c, keys, number = columns, len(given.supply), given.number
     regions = len(c.regions)
     replicas = np.zeros(len(c.home), np.int64)
     replica_of = np.repeat(np.arange(len(c.home)), np.diff(c.replica_start))
     np.bitwise_or.at(replicas, replica_of, 1 << c.replica.astype(np.int64))
     base = np.zeros(regions)
     np.add.at(base, c.replica, c.size_bytes[replica_of])
-    whole = np.zeros(len(keys.supply) + 1 + len(c.apps))
+    whole = np.zeros(keys + 1 + len(c.apps))
     for group in groups:
         for channel, amount in group.hours:
             whole[channel] += amount
-    whole[len(keys.supply)] = base.sum() + c.size_bytes.sum()
-    at_home = (keys.supply > 0) @ (1 << np.arange(regions, dtype=np.int64))
+    whole[keys] = base.sum() + c.size_bytes.sum()
     groups_of_table: list[list[int]] = [[] for _ in c.home]
     for index, group in enumerate(groups):
         for table in group.tables:
@@ -127,23 +87,23 @@ def fixed_of(
         channel=np.array([channel for g in groups for channel, _ in g.hours], np.int64),
         whole=whole,
         base=base,
-        share=np.vstack((keys.share, _shares(c.capacity_bytes[None, :]))),
-        supply=keys.supply,
-        mean=keys.mean,
-        weight=np.append(keys.weight, c.weights.storage),
-        overload=float(c.weights.overload),
-        at_home=np.where(keys.is_high, at_home, 0).astype(np.int64),
-        limit=np.vstack((limit.storage_bytes, limit.cpu_h)),
-        allowed=np.vstack((allowed.storage_bytes, allowed.cpu_h)),
-        scale=np.append(scale.storage_bytes, scale.cpu_h),
-        wanted_h=limit.home_h - ROUNDING * scale.home_h,
-        move_quota=limit.moved_bytes * (1 + ROUNDING),
+        share=np.vstack((given.share, given.capacity_share)),
+        supply=given.supply,
+        mean=given.mean,
+        weight=np.append(number[layout.GPU_WEIGHT] * given.importance, number[layout.STORAGE_WEIGHT]),
+        overload=float(number[layout.OVERLOAD]),
+        at_home=given.at_home.astype(np.int64) @ (1 << np.arange(regions, dtype=np.int64)),
+        limit=np.vstack((given.capacity, given.quota)),
+        allowed=np.vstack((given.capacity_allowed, given.quota_allowed)),
+        scale=np.append(number[layout.STORED_SCALE], given.quota_scale),
+        wanted_h=float(number[layout.WANTED_H] - ROUNDING * number[layout.ALL_H]),
+        move_quota=float(number[layout.MOVE_QUOTA] * (1 + ROUNDING)),
     )
 
 
-def cells_of(columns: Columns, keys: Keys, groups: Sequence[Group]) -> int:
+def cells_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> int:
     """How many numbers `levels_of` needs for all tables."""
-    regions, channels = len(columns.regions), len(keys.supply) + 1 + len(columns.apps)
+    regions, channels = len(columns.regions), len(given.supply) + 1 + len(columns.apps)
     return (len(columns.home) + 1) * (2 * channels * (regions + 3) + 3 * len(groups) + N_NOW)
 
 
@@ -259,13 +219,6 @@ def _exchangeable(groups: Sequence[Sequence[Group]], one: int, other: int) -> bo
         return sorted((g.is_ml, sorted(swap.get(t, t) for t in g.tables), g.per_byte, g.hours) for g in groups[table])
 
     return seen(one) == seen(other)
-
-
-def _shares(amount: Floats) -> Floats:
-    """Each row by its sum; zeros where that is zero."""
-    whole = amount.sum(axis=1, keepdims=True)
-    shares: Floats = np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
-    return shares
 
 
 def _starts(lengths: Sequence[int]) -> Longs:

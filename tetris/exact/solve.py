@@ -1,4 +1,4 @@
-"""`solve`: the engines in turn, within one deadline."""
+"""`solve`: the branch and bound, for as long as there is time."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,7 @@ from collections.abc import Callable
 from tetris.columns import Columns, Ints
 from tetris.exact.answer import ExactAnswer, ExactProgress
 from tetris.exact.branch import Branching
-from tetris.excess import allowed, limits
 
-_BRANCHING = 0.7
-"""The part of the time after which the relaxation may try."""
-_WORKERS = 2
 _PROVED = 1e-9
 """A bound that is this part of the total below it proves it."""
 
@@ -19,7 +15,6 @@ def solve(
     columns: Columns,
     *,
     time_s: float,
-    seed: int,
     upper: Ints | None = None,
     progress: Callable[[ExactProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -27,8 +22,8 @@ def solve(
 ) -> ExactAnswer:
     """The best plan among those that break no constraint that the start keeps, and none by more than the start does.
 
-    Best is first the least sum of relative excess over the limits (`tetris.excess`), then the least total. `upper` is a
-    plan ([T]) to begin with: a good one saves time. `progress` is told, and `stop` asked, some times a second. Only
+    Best is first the least sum of relative excess over the limits (`Problem.excess`), then the least total. `upper` is
+    a plan ([T]) to begin with: a good one saves time. `progress` is told, and `stop` asked, some times a second. Only
     `clock` (seconds) tells how much of `time_s` is left: a search that ends before does the same again.
 
     Raises:
@@ -38,34 +33,18 @@ def solve(
     branching = Branching(columns)
     if upper is not None:
         branching.offer(upper)
-    relaxed = 0.0
-
-    def ended_by(share: float) -> str:
+    limit = ""
+    while not branching.done and not limit:
+        best = branching.best
         if progress is not None:
-            best, bound = branching.best, max(relaxed, branching.bound)
-            progress(ExactProgress(clock() - begin, best.excess, best.total, bound, branching.nodes))
+            progress(ExactProgress(clock() - begin, best.excess, best.total, branching.bound, branching.nodes))
         if stop is not None and stop():
-            return "stopped"
-        return "time" if clock() - begin >= time_s * share else ""
-
-    def relaxation_ends(found: float) -> bool:
-        nonlocal relaxed
-        relaxed = max(relaxed, min(found, branching.best.total))
-        return ended_by(1.0) != ""
-
-    limit = _branch(branching, lambda: ended_by(_BRANCHING))
-    if limit == "time" and branching.is_least_excess and clock() - begin < time_s:
-        # CP-SAT takes a second to import, and small instances are proved without it.
-        from tetris.exact.relaxation import lower_bound
-
-        may_use = limits(columns) if branching.best.excess == 0 else allowed(columns)
-        found = lower_bound(
-            columns, branching.home, branching.best.total, may_use, seed=seed, workers=_WORKERS, is_over=relaxation_ends
-        )
-        relaxed = max(relaxed, found)
-    if limit == "time":
-        limit = _branch(branching, lambda: ended_by(1.0))
-    best, bound = branching.best, max(relaxed, branching.bound)
+            limit = "stopped"
+        elif clock() - begin >= time_s:
+            limit = "time"
+        else:
+            branching.go_on()
+    best, bound = branching.best, branching.bound
     proved = branching.is_least_excess and best.total - bound <= _PROVED * best.total
     return ExactAnswer(
         home=branching.home,
@@ -76,12 +55,3 @@ def solve(
         limit="" if proved else limit,
         nodes=branching.nodes,
     )
-
-
-def _branch(branching: Branching, ended_by: Callable[[], str]) -> str:
-    """Search until the end or until something else ends it; returns what."""
-    while not branching.done:
-        if limit := ended_by():
-            return limit
-        branching.go_on()
-    return ""

@@ -106,7 +106,11 @@ def objective(fixed: Fixed, state: State) -> float:
 
 @compiled
 def excess(fixed: Fixed, state: State) -> tuple[float, float]:
-    """Relative excess over the limits, and over what the start allows."""
+    """Relative excess over the limits, and over what the start allows (MAST 3.3).
+
+    A plan may break no constraint that the start keeps, and none by more than the start does. Each excess is divided by
+    a scale of its own before they are added up, so that bytes, hours and fractions count alike.
+    """
     number, now, stored, cpu = fixed.number, state.now, state.stored, state.cpu
     capacity, capacity_allowed = fixed.capacity, fixed.capacity_allowed
     quota, quota_allowed, quota_scale = fixed.quota, fixed.quota_allowed, fixed.quota_scale

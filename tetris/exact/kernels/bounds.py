@@ -7,18 +7,9 @@ import math
 
 from domain.compiled import compiled
 from tetris.exact.kernels.layout import F8, ROUNDING
+from tetris.kernels.terms import strain
 
 _STEPS = 12
-
-
-@compiled
-def strain(over: float, mean: float) -> float:
-    """sigmoid(over / mean) - 1/2 for hours over the supply, and 1/2 where there is no supply."""
-    if over <= 0.0:
-        return 0.0
-    if mean <= 0.0:
-        return 0.5
-    return 1.0 / (1.0 + math.exp(-over / mean)) - 0.5
 
 
 @compiled
@@ -84,7 +75,7 @@ def overload_bound(low: F8, high: F8, supply: F8, mean: float, sure: float, slac
     """
     total, rest = 0.0, sure
     for region in range(low.shape[0]):
-        total += strain(low[region] - supply[region], mean)
+        total += strain(low[region], supply[region], mean, 0.0)
         free = min(supply[region], high[region]) - low[region]
         rest -= low[region] + max(0.0, free)
     if is_settled or rest <= slack:
@@ -93,7 +84,7 @@ def overload_bound(low: F8, high: F8, supply: F8, mean: float, sure: float, slac
     for region in range(low.shape[0]):
         if high[region] > max(low[region], supply[region]):
             over = max(0.0, low[region] - supply[region])
-            least = min(least, strain(over + rest, mean) - strain(over, mean))
+            least = min(least, strain(over + rest, 0.0, mean, 0.0) - strain(over, 0.0, mean, 0.0))
     return total if least == math.inf else total + least
 
 

@@ -2,8 +2,8 @@
 
 Variables: x[t, r], a table's home (exactly one); y[t, r], a copy there, x among them; c[j, r], an ML job finds all its
 tables and its hardware in r. Storage, CPU quotas, the home threshold and the move quota are constraints. The objective
-is that of `tetris.aims`, with GPU demand and storage on a grid: of all solutions on the way the one is kept that costs
-least by `tetris.aims` itself.
+is that of `bench.aims`, with GPU demand and storage on a grid: of all solutions on the way the one is kept that costs
+least by `bench.aims` itself.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tetris.aims import Aims, Worth, is_read, supply_share, worth
+from bench.aims import Aims, Worth, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.homes_model import HomesModel, least_unit, one_worker

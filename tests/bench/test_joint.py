@@ -5,12 +5,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from bench.aims import Aims, Worth, worth
+from bench.joint_model import MOST_PAIRS, Decided, together, two_step
 from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
-from tetris.aims import Aims, Worth, worth
 from tetris.columns import Columns, Ints
 from tetris.generate import generate
-from tetris.joint import MOST_PAIRS, Decided, together, two_step
 from tetris.replicas import Parts
 from tetris.score import score
 
