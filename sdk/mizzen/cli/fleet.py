@@ -141,7 +141,7 @@ def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], No
 
 
 @regions.command("rm")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_region)
 @click.pass_obj
 def remove_regions(session: Session, names: tuple[str, ...]) -> None:
     """Remove regions without machines, data and placed workloads (operators). Their buckets stay as they are."""

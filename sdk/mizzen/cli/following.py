@@ -44,8 +44,8 @@ def logs(
 def print_logs(session: Session, workload_id: str, **options: Any) -> None:
     """Print lines as they come; as JSON or YAML, an object for each.
 
-    At a terminal, what tasks wrote must not command it: controls are shown (`^[`). A pipe or a file gets the bytes. Says
-    on stderr why there are none yet, or no further ones for now, where the workload is in the queue.
+    At a terminal, what tasks wrote must not command it: controls are shown (`^[`). A pipe or a file gets the bytes.
+    If the workload is queued, stderr says why there are none yet, or no further ones for now.
     """
     workload = session.client.workload(workload_id)
     if workload["queued"] or not workload["attempt"]:
