@@ -16,6 +16,7 @@ from api.metrics import Metrics
 from api.refusals import Recorder
 from api.streams.hub import Hub
 from api.threads import Threads
+from api.workloads.room import Room
 from infra.config import Settings
 from infra.db import published
 from infra.db.session import open_engine, transaction
@@ -43,6 +44,7 @@ class State:
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
+        self.room = Room(settings.limits.queued_per_tenant)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)

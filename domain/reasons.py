@@ -3,6 +3,7 @@
 Programs read the code and the numbers; the sentence is made from them and nobody parses it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -119,6 +120,9 @@ _SENTENCES: dict[ReasonCode, str] = {
 }
 
 
+_ONE = re.compile(r"(?<![\w.,])1 (task|machine|workload|gang|byte)s\b")
+
+
 class _Blank(dict[str, object]):
     def __missing__(self, key: str) -> str:
         return "?"
@@ -135,7 +139,7 @@ class Reason:
     def sentence(self) -> str:
         """The code's sentence with this reason's numbers."""
         shown = {k: ", ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in self.detail.items()}
-        return _SENTENCES[self.code].format_map(_Blank(shown))
+        return _ONE.sub(r"1 \1", _SENTENCES[self.code].format_map(_Blank(shown)))
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.sentence}"

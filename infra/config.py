@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import ConfigurationError
+from infra.files import problems, read_mapping
 
 
 class _Section(BaseModel):
@@ -312,13 +312,7 @@ def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None 
     """
     body: dict[str, Any] = {}
     if file is not None:
-        try:
-            loaded = yaml.safe_load(file.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigurationError(f"configuration file {file}: {error}") from None
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ConfigurationError(f"configuration file {file}: expected a mapping, found {type(loaded).__name__}")
-        body = loaded or {}
+        body = read_mapping(file, "configuration file")
     environment = {
         "database": os.environ.get("MIZZEN_DATABASE"),
         "data_dir": os.environ.get("MIZZEN_DATA_DIR"),
@@ -332,5 +326,4 @@ def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None 
     try:
         return Settings.model_validate(body)
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
-        raise ConfigurationError("configuration: " + "; ".join(lines)) from None
+        raise ConfigurationError(f"configuration:\n{problems(Settings, error)}") from None

@@ -68,7 +68,7 @@ def plan(session: Session, dry_run: bool) -> None:
             say(f"{night['id']}: planning for {said_s - began_s:.0f} s")
     emit_one(session, night, lambda: "\n".join(_page(session.client, night)))
     if night["state"] == "failed":
-        finish(Exit.UNAVAILABLE)
+        finish(Exit.CONFLICT)
 
 
 @click.command()
@@ -153,7 +153,7 @@ def _page(client: Client, night: Mapping[str, Any]) -> Iterator[str]:
         yield f"  and {total - _MOVES_SHOWN:,} more: mizzen tetris moves {night['id']}"
     unplaced, count = night["report"]["unplaced"], night["report"]["unplaced_jobs"]
     if count:
-        yield f"{count:,} jobs find no region with their data and hardware:"
+        yield f"{count:,} {'job finds' if count == 1 else 'jobs find'} no region with their data and hardware:"
     for job in unplaced[:_UNPLACED_SHOWN]:
         short = f", {words.size(job['short_bytes'])} short" if job["short_bytes"] else ""
         yield f"  {job['job']} (priority {job['level']}): {job['reason'].replace('_', ' ')}{short}"

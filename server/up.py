@@ -10,6 +10,7 @@ from infra.config import Settings
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import load_fleet
 from infra.stack.lock import data_folder
+from mizzen.cli.words import plural
 
 
 def _say(line: str) -> None:
@@ -55,7 +56,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
 def _show(stack: EmbeddedStack) -> None:
     key_file = stack.data_dir / OPERATOR_KEY_FILE
     machines = stack.fleet.machines()
-    _say(f"mizzen is up: {len(stack.fleet.regions)} regions, {len(machines)} machines")
+    _say(f"mizzen is up: {plural(len(stack.fleet.regions), 'region')}, {plural(len(machines), 'machine')}")
     _say(f"  API        {stack.api_url}  (docs: {stack.api_url}/docs)")
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")

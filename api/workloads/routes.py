@@ -4,10 +4,10 @@ import asyncio
 import logging
 import uuid
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from sqlalchemy import select
+from sqlalchemy import false, select
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
@@ -23,7 +23,7 @@ from api.workloads import reading
 from api.workloads.submission import admit, idempotency_key, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
-from domain.phases import Phase
+from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol import DryRunRequest, DryRunResult
 from domain.spec import WorkloadSpec
 from infra.db.models import Workload
@@ -141,7 +141,10 @@ def list_workloads(
     state: StateOf,
     caller: Viewer,
     tenant: Annotated[str | None, Query(description="Only this tenant's")] = None,
-    phase: Annotated[list[Phase] | None, Query(max_length=20, description="Only in one of these phases")] = None,
+    phase: Annotated[
+        list[Phase | Literal["held"]] | None,
+        Query(max_length=20, description="Only in one of these phases; `held`: queued and held"),
+    ] = None,
     label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
     name: Annotated[str | None, Query(description="Only of this name")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
@@ -153,7 +156,8 @@ def list_workloads(
         if only is not None:
             wanted = wanted.where(Workload.tenant == only)
     if phase:
-        wanted = wanted.where(Workload.phase.in_(phase))
+        held = Workload.held_by.is_not(None) & Workload.phase.in_(sorted(QUEUED_PHASES))
+        wanted = wanted.where(Workload.phase.in_(phase) | (held if "held" in phase else false()))
     for pair in label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))
     if name is not None:

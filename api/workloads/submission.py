@@ -3,7 +3,6 @@
 import hashlib
 
 from fastapi import Request
-from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -11,13 +10,12 @@ from api.auth import Caller
 from api.documents.checking import check, never_held
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
-from api.problems import FieldError, Kind, Problem, over_limit, shown
+from api.problems import FieldError, Kind, Problem, shown
 from api.state import State
 from api.views import write_audit
 from api.workloads.reading import detail
 from api.workloads.views import SubmittedView
 from domain.ids import new_workload_id
-from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.db import events, outbox
@@ -26,9 +24,6 @@ from infra.db.models import Idempotency, Workload
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 MAX_KEY = 200
-_FULL_RETRY_S = 60
-_AT_ONCE = 1000
-"""Submissions of a tenant that are in flight at the same time, at most, in all API processes."""
 
 
 class _AlreadyAnswered(Exception):
@@ -123,7 +118,7 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
 def _insert(
     state: State, session: Session, caller: Caller, spec: WorkloadSpec, key: str | None, digest: str
 ) -> SubmittedView:
-    _require_room(session, spec.tenant, state.settings.limits.queued_per_tenant)
+    state.room.require(session, spec.tenant)
     reason = Reason(ReasonCode.SCAN_PENDING)
     row = Workload(
         id=new_workload_id(),
@@ -157,28 +152,3 @@ def _insert(
 def _submitted(state: State, session: Session, row: Workload) -> SubmittedView:
     spec = WorkloadSpec.model_validate(row.spec)
     return SubmittedView(**dict(detail(session, state.queue, row)), never=never_held(session, spec))
-
-
-def _require_room(session: Session, tenant: str, most: int) -> None:
-    """Refuses another workload where the tenant has `most` in the queue.
-
-    Submissions of a tenant wait for each other only when it is close to its limit.
-    """
-    queued = _queued(session, tenant, most)
-    if queued >= most - _AT_ONCE:
-        lock = text("select pg_advisory_xact_lock(hashtext('submit'), hashtext(:tenant))")
-        session.execute(lock, {"tenant": tenant})
-        queued = _queued(session, tenant, most)
-    if queued >= most:
-        raise over_limit(
-            "queued_per_tenant", most,
-            f"tenant {tenant} has {queued} workloads in the queue; submit again when some have started",
-            _FULL_RETRY_S,
-        )  # fmt: skip
-
-
-def _queued(session: Session, tenant: str, most: int) -> int:
-    """How many of the tenant's workloads are in the queue; `most` if there are more."""
-    queued = (Workload.finished_at.is_(None), Workload.phase.in_(sorted(QUEUED_PHASES)))
-    found = select(Workload.id).where(Workload.tenant == tenant, *queued).limit(most)
-    return session.scalar(select(func.count()).select_from(found.subquery())) or 0

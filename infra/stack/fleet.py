@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from domain.ids import NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.errors import ConfigurationError
+from infra.files import problems, read_mapping
 
 
 class _Part(BaseModel):
@@ -124,9 +124,6 @@ def load_fleet(path: Path | None) -> Fleet:
     if path is None:
         return DEFAULT_FLEET
     try:
-        return Fleet.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"fleet file {path}: {error}") from None
+        return Fleet.model_validate(read_mapping(path, "fleet file"))
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
-        raise ConfigurationError(f"fleet file {path}: " + "; ".join(lines)) from None
+        raise ConfigurationError(f"fleet file {path}:\n{problems(Fleet, error)}") from None

@@ -115,7 +115,7 @@ SUMMARIES = [
     (Phase.MIGRATING, Reason(ReasonCode.COPYING_CHECKPOINT, {"source": "south", "region": "north"}),
      "migrating: its checkpoint is being copied from south to north"),
     (Phase.PROVISIONING, Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1}),
-     "provisioning: starting 2 tasks on 1 machines"),
+     "provisioning: starting 2 tasks on 1 machine"),
     (Phase.RUNNING, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}),
      "running: attempt 1 runs in north since 2026-01-01T00:00:00+00:00"),
     (Phase.CHECKPOINTING, EVICTED,

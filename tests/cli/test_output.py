@@ -3,12 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen.cli import words
-from mizzen.cli.output import Column, cell, measure, table
+from mizzen.cli.output import Column, cell, dump, measure, table
 from mizzen.cli.submitting import plan_page
+from mizzen.cli.words import visible
 
 COLUMNS = (
     Column("ID", lambda i: i["id"]),
@@ -92,3 +94,22 @@ def test_a_dry_run_reads_as_a_sentence_and_its_reasons() -> None:
     assert "evicting wl-1 and 1 workload of other tenants (" in plan_page(plan | {"other_victims": 1})
     assert "evicting 2 workloads of other tenants (" in plan_page(plan | {"victims": [], "other_victims": 2})
     assert plan_page(plan | waits) == "a.yaml: would wait (over its tenant's quota)\n  no_hardware: none"
+
+
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202eb\u2028c"
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_data_that_would_command_a_terminal_is_escaped_and_whole(form: str) -> None:
+    """JSON and YAML hold no such character, and are read back to the same value."""
+    text = dump({"label": HOSTILE, "name": "短い"}, form)
+    assert visible(text) == text
+    assert yaml.safe_load(text) == {"label": HOSTILE, "name": "短い"}
+
+
+def test_tables_never_pass_controls_on() -> None:
+    """Whatever an item holds, a table's lines hold nothing that a terminal would obey."""
+    columns = [Column("NAME", lambda item: item)]
+    for line in table([HOSTILE, "two\nlines"], columns, None):
+        assert visible(line) == line and "\n" not in line
+    assert visible("\x1b[31m\x7f\u202e\tok\n") == "^[[31m^?<202e>\tok\n"

@@ -126,13 +126,13 @@ def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> No
     assert name in done.stdout and "\x1b" not in done.stdout and done.stderr == ""
 
 
-def at_terminal(service: Service, columns: int, **environment: str) -> str:
-    """What `ls` prints at a terminal of this width."""
+def at_terminal(service: Service, columns: int, *command: str, **environment: str) -> str:
+    """What a command (`ls`) prints at a terminal of this width."""
     near, far = pty.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     unset = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
-        [*MIZZEN, "ls"],
+        [*MIZZEN, *(command or ["ls"])],
         env={**unset, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"], **environment},
         stdout=far,
         stderr=subprocess.DEVNULL,
@@ -159,6 +159,21 @@ def test_tables_fit_the_terminal(service: Service, running: str) -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()[0] == lines[0]
 
 
+def test_logs_cannot_command_a_terminal(service: Service, client: Client) -> None:
+    """At a terminal controls in a log are shown and not obeyed; a pipe gets the bytes as they are."""
+    id_ = client.submit({**DOCUMENT, "name": "hostile"})["id"]
+    service.place(id_)
+    line = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202eten\t%\r"
+    service.write_log(id_, f"{line}\n", end=True)
+    shown = at_terminal(service, 80, "logs", id_, "--task", "0")
+    assert shown.splitlines()[0] == "^[]0;owned^G^[[2J<9b>1m<202e>ten\t%"
+    assert not set(shown) & {"\x1b", "\x07", "\x9b", "\u202e"}
+    environment = {**os.environ, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"]}
+    command = [*MIZZEN, "logs", id_, "--task", "0"]
+    piped = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S)
+    assert piped.stdout == f"{line}\n".encode()
+
+
 def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -> None:
     """Workloads are completed from the API; without an API there is silence and no error."""
 
@@ -178,6 +193,11 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
     assert f"plain,{running}" in completed("mizzen show wl-", service.url)
     assert completed("mizzen logs -f di", service.url) == ["plain,digits"]
     assert completed("mizzen show wl-", "http://127.0.0.1:9") == []
+    assert completed("mizzen machines cordon no", service.url) == ["plain,north/alpha/m1"]
+    assert completed("mizzen regions set n", service.url) == ["plain,north"]
+    assert completed("mizzen tenants set v", service.url) == ["plain,vision"]
+    assert completed("mizzen ls --tenant v", service.url) == ["plain,vision"]
+    assert completed("mizzen tables rm x", service.url) == []
     assert completed("mizzen machines un", service.url) == ["plain,uncordon", "plain,undrain"]
     save_contexts(Contexts("lab", {"lab": Context(service.url)}))
     assert completed("mizzen contexts use l", "") == ["plain,lab"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from mizzen import __version__
 from mizzen.cli.exits import Exit, exit_of, table
 from mizzen.cli.lazy import Lazy, LazyGroup
 from mizzen.cli.session import Session, complain
@@ -61,6 +62,7 @@ class _Application(LazyGroup):
 
 
 @click.group(cls=_Application, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="mizzen %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Submit machine-learning workloads to mizzen, watch them, and operate its fleet."""

@@ -9,7 +9,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
 from mizzen.cli.output import Column, dump, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, complain, finish, labels
+from mizzen.cli.session import Command, Commands, Session, complain, complete_machine, complete_region, finish, labels
 from mizzen.client.errors import ClientError
 
 
@@ -107,7 +107,7 @@ def _quotas(context: click.Context, parameter: click.Parameter, values: tuple[st
 
 
 @regions.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_region)
 @click.option("--storage", metavar="SIZE", callback=_size, help="What its bucket may hold of tables: 5PB.")
 @click.option("--cpu-hours", multiple=True, metavar="APP=HOURS", callback=_quotas, help="A day's quota; repeatable.")
 @click.option("--no-cpu-hours", is_flag=True, help="No quota for any app.")
@@ -141,7 +141,7 @@ def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], No
 
 
 @regions.command("rm")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_region)
 @click.pass_obj
 def remove_regions(session: Session, names: tuple[str, ...]) -> None:
     """Remove regions without machines, data and placed workloads (operators). Their buckets stay as they are."""
@@ -160,7 +160,7 @@ def export(session: Session, file: IO[str]) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--region", help="Only in this region.")
+@click.option("--region", shell_complete=complete_region, help="Only in this region.")
 @click.pass_obj
 def clusters(session: Session, region: str | None) -> None:
     """List clusters."""
@@ -174,7 +174,7 @@ def machines() -> None:
 
 
 @machines.command("list")
-@click.option("--region", help="Only in this region.")
+@click.option("--region", shell_complete=complete_region, help="Only in this region.")
 @click.option("--cluster", help="Only in this cluster.")
 @click.pass_obj
 def list_machines(session: Session, region: str | None, cluster: str | None) -> None:
@@ -195,7 +195,9 @@ def _set(session: Session, machine_ids: tuple[str, ...], action: str, reason: st
     finish(code)
 
 
-_IDS = click.argument("machine_ids", nargs=-1, required=True, metavar="REGION/CLUSTER/MACHINE...")
+_IDS = click.argument(
+    "machine_ids", nargs=-1, required=True, metavar="REGION/CLUSTER/MACHINE...", shell_complete=complete_machine
+)
 
 
 @machines.command()

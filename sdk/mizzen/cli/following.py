@@ -1,6 +1,5 @@
 """Commands that follow what happens: logs and events."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 
 from mizzen.cli import words
-from mizzen.cli.output import cell, emit_stream
+from mizzen.cli.output import cell, dump_line, emit_stream
 from mizzen.cli.session import WORKLOAD, Command, Session, complete_workload, interrupted, say
 from mizzen.client.views import Event
 
@@ -30,7 +29,11 @@ def logs(
     task: int | None,
     attempt: int | None,
 ) -> None:
-    """Print what a workload's tasks wrote. With several tasks each line starts with `job/task| `."""
+    """Print what a workload's tasks wrote. With several tasks each line starts with `job/task| `.
+
+    At a terminal control characters are shown and not obeyed (`^[` for an escape); pipes get the bytes as they are:
+    `mizzen logs ... | less -R` shows colours.
+    """
     id_ = session.resolve(workload)
     try:
         print_logs(session, id_, follow=follow, tail=tail, job=job, task=task, attempt=attempt)
@@ -39,18 +42,22 @@ def logs(
 
 
 def print_logs(session: Session, workload_id: str, **options: Any) -> None:
-    """Print lines as they come, as they are; as JSON or YAML, an object for each.
+    """Print lines as they come; as JSON or YAML, an object for each.
 
-    Says on stderr why there are none yet, or no further ones for now, where the workload is in the queue.
+    At a terminal, what tasks wrote must not command it: controls are shown (`^[`). A pipe or a file gets the bytes.
+    If the workload is queued, stderr says why there are none yet, or no further ones for now.
     """
     workload = session.client.workload(workload_id)
     if workload["queued"] or not workload["attempt"]:
         say(f"{workload_id} is {session.client.why(workload_id)['summary']}")
     out = sys.stdout.buffer
+    is_terminal = sys.stdout.isatty()
     for line in session.client.logs(workload_id, on_attempt=_say_attempt, **options):
         if session.output in ("json", "yaml"):
-            body = json.dumps({"line": line.decode("utf-8", "replace")}, ensure_ascii=False)
+            body = dump_line({"line": line.decode("utf-8", "replace")})
             out.write(f"{'--- ' if session.output == 'yaml' else ''}{body}\n".encode())
+        elif is_terminal:
+            out.write(words.visible(line.decode("utf-8", "replace").removesuffix("\r")).encode() + b"\n")
         else:
             out.write(line + b"\n")
         out.flush()

@@ -14,11 +14,14 @@ from typing import Any
 
 import click
 
+from mizzen.cli import words
 from mizzen.cli.session import Session, no_colour, say
 
 _GAP = "  "
 _LEAST = 10
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_BREAKS = re.compile(r"[\t\n\r]+")
+_BEYOND_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Of what `words.visible` replaces, what JSON leaves as it is."""
 _COLOURS = {
     "running": "green",
     "succeeded": "green",
@@ -55,7 +58,7 @@ def emit_list(
     """Print a list of items in the format that was asked for. `name` is what `-o name` prints."""
     if session.output == "name":
         for item in items:
-            click.echo(name(item))
+            click.echo(cell(name(item)))
     elif session.output in ("json", "yaml"):
         click.echo(dump(items, session.output))
     elif items:
@@ -71,31 +74,44 @@ def emit_list(
 def emit_one(session: Session, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
     """Print one thing: `page` for the formats table and wide, `name` (its id by default) for name."""
     if session.output == "name":
-        click.echo(item["id"] if name is None else name)
+        click.echo(words.visible(str(item["id"] if name is None else name)))
     elif session.output in ("json", "yaml"):
         click.echo(dump(item, session.output))
     else:
-        click.echo(page())
+        click.echo(words.visible(page()))
 
 
 def emit_stream(session: Session, items: Iterable[Any], line: Callable[[Any], str], name: Callable[[Any], str]) -> None:
     """Print items as they come."""
     for item in items:
         if session.output == "json":
-            click.echo(json.dumps(item, ensure_ascii=False))
+            click.echo(dump_line(item))
         elif session.output == "yaml":
             click.echo("---\n" + dump(item, "yaml"))
         else:
-            click.echo(name(item) if session.output == "name" else line(item))
+            click.echo(cell(name(item) if session.output == "name" else line(item)))
 
 
 def dump(body: Any, form: str) -> str:
     """`body` as text in `json` or `yaml`, without a line end."""
     if form == "json":
-        return json.dumps(body, indent=2, ensure_ascii=False)
+        return _escaped(json.dumps(body, indent=2, ensure_ascii=False))
     import yaml
 
-    return str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True)).removesuffix("\n")
+    text = str(yaml.safe_dump(body, sort_keys=False, allow_unicode=True))
+    if _BEYOND_ASCII.search(text):
+        text = str(yaml.safe_dump(body, sort_keys=False, allow_unicode=False))
+    return text.removesuffix("\n")
+
+
+def dump_line(body: Any) -> str:
+    """`body` as JSON in one line."""
+    return _escaped(json.dumps(body, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    r"""JSON with the same value, in which what could command a terminal is written as `\uXXXX`."""
+    return _BEYOND_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def table(items: Sequence[Any], columns: Sequence[Column], width: int | None, colour: bool = False) -> list[str]:
@@ -138,7 +154,7 @@ def cell(value: object) -> str:
     """A value as one line of text that a terminal takes for nothing else; `-` for None and nothing."""
     if value is None or value == "" or value == () or value == [] or value == {}:
         return "-"
-    return _CONTROLS.sub(" ", str(value))
+    return words.visible(_BREAKS.sub(" ", str(value)))
 
 
 def measure(text: str) -> int:

@@ -59,7 +59,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "load", _load(progress.get("load"))
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
-    yield "preempted", f"{workload['preemptions']} times" if workload["preemptions"] else None
+    yield "preempted", words.plural(workload["preemptions"], "time") if workload["preemptions"] else None
     yield "tables", ", ".join(_tables(workload))
     yield "labels", words.pairs(workload["labels"])
 

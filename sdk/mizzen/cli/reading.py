@@ -9,7 +9,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.pages import show_page, why_page
-from mizzen.cli.session import WORKLOAD, Command, Session, labels, say
+from mizzen.cli.session import WORKLOAD, Command, Session, complete_tenant, labels, say
 from mizzen.client.views import PHASES, TERMINAL_PHASES
 
 
@@ -43,8 +43,10 @@ _QUEUE_COLUMNS = (
 
 
 @click.command(cls=Command)
-@click.option("--tenant", help="Only this tenant's.")
-@click.option("--phase", "phases", multiple=True, type=click.Choice(PHASES), help="Only those in this phase (repeat).")
+@click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
+@click.option(
+    "--phase", "phases", multiple=True, type=click.Choice([*PHASES, "held"]), help="Only those in this phase (repeat)."
+)
 @click.option("--live", is_flag=True, help="Only those that have not ended.")
 @click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Only with this label.")
 @click.option("--name", help="Only with this name.")

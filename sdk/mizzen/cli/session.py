@@ -94,7 +94,7 @@ def finish(code: int) -> NoReturn:
 
 def say(text: str) -> None:
     """Tell the user something that is not data."""
-    click.echo(f"mizzen: {text}", err=True)
+    click.echo(f"mizzen: {words.visible(text)}", err=True)
 
 
 def say_expiry(expires_at: str) -> None:
@@ -107,7 +107,7 @@ def complain(error: ClientError, prefix: str = "") -> None:
     """Print an error, and the problems of a document one a line."""
     if isinstance(error, ApiError) and error.errors:
         for problem in error.errors:
-            click.echo(f"{prefix}{problem}", err=True)
+            click.echo(words.visible(f"{prefix}{problem}"), err=True)
     else:
         say(f"{prefix}{error}")
 
@@ -213,8 +213,42 @@ def complete_workload(context: click.Context, _: click.Parameter, incomplete: st
     return [item for item in [*ids, *names] if item.value.startswith(incomplete)]
 
 
+def _completing(found: "Callable[[Client], list[str]]") -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """A completion from what the API lists, if it answers at once."""
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        session = context.find_object(Session) or Session()
+        try:
+            with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
+                return [name for name in found(client) if name.startswith(incomplete)]
+        except Exception:  # Nothing may disturb the user's prompt.
+            return []
+
+    return complete
+
+
+complete_machine = _completing(lambda client: [machine["id"] for machine in client.machines()])
+complete_tenant = _completing(lambda client: [tenant["name"] for tenant in client.tenants()])
+complete_table = _completing(lambda client: [table["name"] for table in client.tables()])
+complete_region = _completing(lambda client: [region["name"] for region in client.regions()])
+TABLE = click.argument("name", shell_complete=complete_table)
+REGION = click.argument("region", shell_complete=complete_region)
 WORKLOAD = click.argument("workload", shell_complete=complete_workload)
 WORKLOADS = click.argument("workloads", nargs=-1, required=True, shell_complete=complete_workload)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before what cannot be taken back; `yes` is the answer given beforehand (`--yes`).
+
+    Raises:
+        click.UsageError: there is no terminal to ask at.
+        click.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Give --yes where nobody can be asked")
+    click.confirm(words.visible(question), abort=True, err=True)
 
 
 def stdin_text(what: str, prompt: str) -> str:

@@ -16,6 +16,8 @@ from mizzen.cli.session import WORKLOADS, Command, Session, complain, finish, in
 from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
 from mizzen.client.views import Workload
 
+_IS = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
+
 if TYPE_CHECKING:
     from mizzen.client.documents import Document
 
@@ -91,7 +93,7 @@ def wait(session: Session, workloads: tuple[str, ...]) -> None:
 
 
 def _read(files: tuple[str, ...]) -> "list[Document]":
-    from mizzen.client.documents import parse_documents, read_documents
+    from mizzen.client.documents import not_text, parse_documents, read_documents
 
     documents = []
     problems = []
@@ -104,10 +106,10 @@ def _read(files: tuple[str, ...]) -> "list[Document]":
         except ClientError as error:
             problems.append(str(error))
         except UnicodeDecodeError as error:
-            problems.append(f"stdin: {error}")
+            problems.append(f"stdin: {not_text(error)}")
     if problems:
         for problem in problems:
-            click.echo(problem, err=True)
+            click.echo(words.visible(problem), err=True)
         finish(Exit.USAGE)
     return documents
 
@@ -157,7 +159,7 @@ def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict
         click.echo(dump(plans, session.output))
     else:
         for shown in plans:
-            click.echo(shown["region"] or "-" if session.output == "name" else plan_page(shown))
+            click.echo(words.visible(str(shown["region"] or "-") if session.output == "name" else plan_page(shown)))
     finish(code)
 
 
@@ -198,7 +200,8 @@ def _wait(session: Session, ids: list[str]) -> NoReturn:
 
 def _ending(workload: Workload) -> str:
     reason = words.reason(workload["reason"])
-    return f"{workload['id']} {workload['name']} is {workload['phase']}{f' ({reason})' if reason else ''}"
+    phase = workload["phase"]
+    return f"{workload['id']} {workload['name']} {_IS.get(phase, f'is {phase}')}{f' ({reason})' if reason else ''}"
 
 
 def _code(done: "list[Any]") -> int:

@@ -10,7 +10,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, Session
+from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm
 
 _LOOK_S = 0.5
 
@@ -41,7 +41,7 @@ def _stands(replica: Mapping[str, Any]) -> str:
         kept = replica["kept_because"]
         return f"goes at {words.clock(replica['delete_at'])}" if kept is None else f"kept: {kept}"
     if not replica["whole"]:
-        return f"{replica['partitions']} partitions"
+        return words.plural(replica["partitions"], "partition")
     if replica["stale_since"] is not None:
         said = f"stale for {words.between(replica['stale_since'], None)}"
         return said + (", being topped up" if replica["topping_up"] else "")
@@ -78,7 +78,12 @@ def list_tables(session: Session, namespace: str | None) -> None:
 
 @tables.command()
 @click.argument("name")
-@click.option("--home-region", required=True, help="The region in whose bucket it is, under tables/NAME/.")
+@click.option(
+    "--home-region",
+    required=True,
+    shell_complete=complete_region,
+    help="The region in whose bucket it is, under tables/NAME/.",
+)
 @click.pass_obj
 def add(session: Session, name: str, home_region: str) -> None:
     """Register the objects under tables/NAME/ of a region's bucket as a table: NAME, or NAMESPACE.NAME.
@@ -89,7 +94,7 @@ def add(session: Session, name: str, home_region: str) -> None:
 
 
 @tables.command()
-@click.argument("name")
+@TABLE
 @click.pass_obj
 def partitions(session: Session, name: str) -> None:
     """List a table's partitions."""
@@ -97,7 +102,7 @@ def partitions(session: Session, name: str) -> None:
 
 
 @tables.command()
-@click.argument("name")
+@TABLE
 @click.argument("partition")
 @click.option("--bytes", "size_bytes", type=click.IntRange(min=0), required=True, help="Of all its objects.")
 @click.option("--checksum", metavar="sha256:HEX", help="Of what sha256sum prints for its objects, by path.")
@@ -112,8 +117,8 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
 
 
 @tables.command()
-@click.argument("name")
-@click.argument("region")
+@TABLE
+@REGION
 @click.pass_obj
 def replicate(session: Session, name: str, region: str) -> None:
     """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
@@ -122,8 +127,8 @@ def replicate(session: Session, name: str, region: str) -> None:
 
 
 @tables.command()
-@click.argument("name", required=False)
-@click.option("--region", help="Only the copies in this region.")
+@click.argument("name", required=False, shell_complete=complete_table)
+@click.option("--region", shell_complete=complete_region, help="Only the copies in this region.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until everything is read.")
 @click.pass_obj
 def verify(session: Session, name: str | None, region: str | None, wait: bool) -> None:
@@ -164,8 +169,8 @@ def _verified(table: Mapping[str, Any], asked: Mapping[str, Any], wrong: set[str
 
 
 @tables.command("drop-replica")
-@click.argument("name")
-@click.argument("region")
+@TABLE
+@REGION
 @click.option("--grace", "grace_s", callback=duration(above_zero=False), metavar="DURATION",
               help="How long it can be taken back; by default what the installation is set to.")  # fmt: skip
 @click.pass_obj
@@ -179,9 +184,11 @@ def drop_replica(session: Session, name: str, region: str, grace_s: float | None
 
 
 @tables.command()
-@click.argument("name")
+@TABLE
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def rm(session: Session, name: str) -> None:
-    """Forget a table."""
+def rm(session: Session, name: str, yes: bool) -> None:
+    """Forget a table, after asking."""
+    confirm(f"forget table {name} with its partitions and replicas?", yes)
     session.client.remove_table(name)
     emit_one(session, {"removed": name}, lambda: name, name=name)

@@ -9,7 +9,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, say, stdin_text
+from mizzen.cli.session import Command, Commands, Session, complete_tenant, say, stdin_text
 from mizzen.client.errors import NotFound
 
 
@@ -94,7 +94,7 @@ def _cpu_quota(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 @tenants.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.option("--level", type=click.IntRange(1, 7), help="Priority level; 1 is the highest.")
 @click.option("--gpus", multiple=True, callback=_quota, metavar="TYPE=SLOTS", help="Quota of a GPU type (repeat).")
 @click.option("--cpus", callback=_cpu_quota, metavar="CORES|none", help="Quota of CPUs; `none` for no limit.")
@@ -113,10 +113,18 @@ def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, i
         quota = {**known["quota"]["gpus"], **gpus}
         tenant = session.client.set_tenant(name, known["level"] if level is None else level, quota, limit)
     emit_list(session, [tenant], _COLUMNS, name=_name)
+    _warn_of_unknown(session, gpus)
+
+
+def _warn_of_unknown(session: Session, gpus: Mapping[str, int]) -> None:
+    """A quota for a GPU type that no machine has may be a typing error, or ahead of its machines."""
+    known = sorted({kind for region in session.client.regions() for kind in region["gpus"]})
+    for kind in sorted(kind for kind, slots in gpus.items() if slots and kind not in known):
+        say(f"no machine has GPUs of type {kind!r}; the fleet has {', '.join(known) or 'none'}")
 
 
 @tenants.command("rm")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_tenant)
 @click.pass_obj
 def remove_tenant(session: Session, name: str) -> None:
     """Remove a tenant."""
@@ -130,7 +138,7 @@ def secrets() -> None:
 
 
 @secrets.command("list")
-@click.argument("tenant")
+@click.argument("tenant", shell_complete=complete_tenant)
 @click.pass_obj
 def list_secrets(session: Session, tenant: str) -> None:
     """List the names of a tenant's secrets."""
@@ -139,7 +147,7 @@ def list_secrets(session: Session, tenant: str) -> None:
 
 
 @secrets.command("set")
-@click.argument("tenant")
+@click.argument("tenant", shell_complete=complete_tenant)
 @click.argument("name")
 @click.pass_obj
 def set_secret(session: Session, tenant: str, name: str) -> None:
@@ -149,7 +157,7 @@ def set_secret(session: Session, tenant: str, name: str) -> None:
 
 
 @secrets.command("rm")
-@click.argument("tenant")
+@click.argument("tenant", shell_complete=complete_tenant)
 @click.argument("name")
 @click.pass_obj
 def remove_secret(session: Session, tenant: str, name: str) -> None:

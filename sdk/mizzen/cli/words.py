@@ -6,7 +6,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGTP]?)(i?)B?")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but tab and line end, and those that change the direction of writing."""
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def visible(text: str) -> str:
+    """`text` without what could command a terminal: `^[` for an escape, `<9b>` for other such characters."""
+    return _CONTROL.sub(lambda found: _shown(ord(found[0])), text)
+
+
+def _shown(code: int) -> str:
+    return f"^{chr(code ^ 0x40)}" if code < 0x80 else f"<{code:02x}>"
 
 
 def instant(text: str) -> datetime:

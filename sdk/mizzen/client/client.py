@@ -12,7 +12,7 @@ from mizzen.client import following, views
 from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
-from mizzen.client.errors import Invalid
+from mizzen.client.errors import Invalid, UnknownReference
 from mizzen.client.transport import Pauses, Transport
 
 if TYPE_CHECKING:
@@ -343,12 +343,12 @@ class Client(Data):
 
     def machine(self, machine_id: str) -> views.MachineDetail:
         """One machine with the workloads on it, by `region/cluster/machine`."""
-        return cast(views.MachineDetail, self._call("GET", "machines", *machine_id.split("/")))
+        return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
 
     def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
         """`cordon`, `uncordon`, `drain` or `undrain` a machine (operators)."""
         body = {"reason": reason} if reason else {}
-        answer = self._call("POST", "machines", *machine_id.split("/"), action, body=body, idempotent=True)
+        answer = self._call("POST", "machines", *_machine(machine_id), action, body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
     def remove_machine(self, machine_id: str) -> None:
@@ -363,3 +363,11 @@ class Client(Data):
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:
         return cast(views.Workload, self._call("POST", "workloads", workload_id, action, idempotent=idempotent))
+
+
+def _machine(machine_id: str) -> list[str]:
+    parts = machine_id.split("/")
+    if len(parts) != 3 or not all(parts):
+        right = "a machine's id has the form region/cluster/machine; `mizzen machines` lists them"
+        raise UnknownReference(f"there is no machine {machine_id!r}: {right}")
+    return parts

@@ -35,9 +35,15 @@ def read_documents(file: Path) -> list[Document]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = error.strerror if isinstance(error, OSError) else not_text(error)
         raise DocumentError(f"{file}: {reason}") from None
     return parse_documents(text, str(file), file.parent)
+
+
+def not_text(error: UnicodeDecodeError) -> str:
+    """What is wrong with a file that is no text."""
+    byte = error.object[error.start]
+    return f"is not text: byte {byte:#04x} at position {error.start} is not UTF-8; a document is YAML or JSON"
 
 
 def parse_documents(text: str, source: str, folder: Path) -> list[Document]:

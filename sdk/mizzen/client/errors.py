@@ -81,7 +81,10 @@ class ApiError(ClientError):
         self.errors = tuple(_field_error(e) for e in errors) if isinstance(errors, list) else ()
         """Each problem with its path, where there are several."""
         self.body = body
-        super().__init__(": ".join(filter(None, [self.title, self.detail])))
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        return ": ".join(filter(None, [self.title, self.detail]))
 
 
 class Invalid(ApiError):
@@ -94,6 +97,9 @@ class NotAllowed(ApiError):
 
 class NotFound(ApiError):
     """There is no such thing (any more), or it is another tenant's."""
+
+    def _text(self) -> str:
+        return self.detail or self.title  # The detail names the thing, and says that it is not there.
 
 
 class Conflict(ApiError):
