@@ -22,14 +22,20 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproj
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
-	@echo "compiling the schedulers' inner loops (two minutes, once for each version of them)"
+	@echo "compiling the schedulers' inner loops (half a minute, once for each version of them)"
 	@$(BIN)/python -m activities.warm
+	@touch $@
+
+# What the demo does not use; tests and benches must not wait for it in their midst.
+$(VENV)/.compiled: $(VENV)/.ready
+	@echo "compiling the placement of tables (under a minute, once for each version of it)"
+	@$(BIN)/python -m activities.warm tables
 	@touch $@
 
 demo: setup
 	@$(BIN)/mizzen demo $(ARGS)
 
-test: setup
+test: setup $(VENV)/.compiled
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The SDK against torch, transformers and lightning, in an environment of its own: they are large. It is installed by
@@ -48,16 +54,16 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 	@touch $@
 
 # Ten seeds of ten minutes of faults on a whole stack, judged from outside (docs/chaos.md).
-chaos: setup
+chaos: setup $(VENV)/.compiled
 	@$(BIN)/python -m tests.chaos --seeds 10 $(ARGS)
 
 # Copies and nights, killed at random instants many times over.
-chaos-copies: setup
+chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities $(ARGS)
 
 # All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms). The one of checkpoints
 # needs torch.
-bench: setup $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
+bench: setup $(VENV)/.compiled $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
 	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
 
 lint: setup

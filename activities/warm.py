@@ -1,8 +1,14 @@
-"""Has the decision packages' inner loops compiled before anybody waits for a decision.
+"""Compiles the decision packages' inner loops before anybody waits for a decision.
 
-Their machine code is kept from then on (`domain.compiled`): it takes two minutes once for each version of the
-sources, and a second in every process after that. `python -m activities.warm` does it at installation.
+The machine code is kept (`domain.compiled`): compiling takes about 40 s of CPU once for each version of the sources,
+and loading a second in every process after that. `python -m activities.warm` does it at installation, the queue and the
+bids in a process each. The placement of tables is compiled when it is first used, in processes of its own, or before
+that by `python -m activities.warm tables`.
 """
+
+import subprocess
+import sys
+from collections.abc import Callable
 
 from domain.scheduling import (
     CreditWeights,
@@ -30,10 +36,20 @@ _CPU = JobRequest("cpu", 1, 0, (), 1000, 1)
 
 def warm() -> None:
     """Scans a small queue, and bids in a small region: what is free, what takes a victim, what is refused."""
+    warm_queue()
+    warm_bids()
+
+
+def warm_queue() -> None:
+    """Scans a small queue."""
     tenants = (TenantState("t", 1, {"a": 1}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000),)
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
+
+
+def warm_bids() -> None:
+    """Bids in a small region and awards."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
     running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
     region = Region.of(RegionSnapshot("here", 1.0, machines, running))
@@ -46,6 +62,18 @@ def warm() -> None:
             region.refresh(1.0)
 
 
+_PARTS: dict[str, Callable[[], None]] = {"queue": warm_queue, "bids": warm_bids, "tables": load}
+
+
+def main(parts: list[str]) -> int:
+    """Compiles the named parts in this process, or without any the queue and the bids at the same time."""
+    if parts:
+        for part in parts:
+            _PARTS[part]()
+        return 0
+    started = [subprocess.Popen([sys.executable, "-m", "activities.warm", part]) for part in ("queue", "bids")]
+    return max(process.wait() for process in started)
+
+
 if __name__ == "__main__":
-    warm()
-    load()  # Nights are planned in processes of their own.
+    sys.exit(main(sys.argv[1:]))

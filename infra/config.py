@@ -266,6 +266,16 @@ class LivenessSettings(_Section):
     """A part that has given no answer for so long is killed and started again; tasks go on."""
 
 
+class LogSettings(_Section):
+    """The logs of the parts of `mizzen up`, in `run/log` of the data folder."""
+
+    max_bytes: int = Field(16 << 20, gt=0)
+    """A file that is longer is cut."""
+    keep: int = Field(2, ge=0)
+    """Older parts of each file that stay."""
+    check_interval_s: float = Field(10.0, gt=0)
+
+
 class Settings(_Section):
     """All settings of an installation."""
 
@@ -282,6 +292,7 @@ class Settings(_Section):
     copies: CopySettings = CopySettings()
     tetris: TetrisSettings = TetrisSettings()
     liveness: LivenessSettings = LivenessSettings()
+    logs: LogSettings = LogSettings()
     fleet: Path | None = None
     """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
     master_key: Path | None = None

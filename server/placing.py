@@ -13,7 +13,7 @@ from domain.instance import DOCUMENT_VERSION
 from infra.errors import ConfigurationError
 from server.instance_files import read_any, read_needed
 from server.outputs import write_json
-from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown, starting
+from server.progress import EXIT_INTERRUPTED, Shown, compiling, interrupts, shown, starting
 from tetris import documents, exact, report
 from tetris.climb import Step, climb, load
 from tetris.columns import Columns, Ints
@@ -53,7 +53,8 @@ def run_solve(
         columns = read_any(instance)
         needed = read_needed(columns, reads)
         if method != "v0":
-            load()
+            with compiling():
+                load()
     err = Console(stderr=True)
     with interrupts() as interrupted:
         with shown(err) as show:

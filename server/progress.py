@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 EXIT_INTERRUPTED = 130
 _LINE_EVERY_S = 5.0
+_LOADING_S = 5.0
+"""Loading compiled code takes a second; whatever takes longer compiles it."""
 Shown: TypeAlias = Callable[[float, str], None]
 """Takes the part that is done (0..1), and a few words."""
 
@@ -35,6 +38,19 @@ def starting() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """While compiled code is loaded; says so if it has to be compiled first, which takes longer."""
+    said = "mizzen: compiling the search, under a minute, once for each version\n"
+    word = threading.Timer(_LOADING_S, sys.stderr.write, (said,))
+    word.daemon = True
+    word.start()
+    try:
+        yield
+    finally:
+        word.cancel()
 
 
 @contextmanager

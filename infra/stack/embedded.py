@@ -20,7 +20,7 @@ from infra.config import Settings
 from infra.db import events
 from infra.db.session import open_engine, transaction
 from infra.errors import StackError
-from infra.stack import probes, temporal
+from infra.stack import log_files, probes, temporal
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.ports import require_free
@@ -54,6 +54,7 @@ class EmbeddedStack:
             updates["temporal"] = settings.temporal.model_copy(update={"address": address})
         self.settings = settings.model_copy(update=updates)
         self.operator_key = ""
+        self._rotating: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------------------------------- facts
 
@@ -85,6 +86,7 @@ class EmbeddedStack:
         Raises:
             StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
         """
+        self._rotating = asyncio.create_task(self._rotate_logs())
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
@@ -154,6 +156,13 @@ class EmbeddedStack:
 
     def _log_file(self, name: str) -> Path:
         return self.data_dir / "run" / "log" / f"{name}.log"
+
+    async def _rotate_logs(self) -> None:
+        logs = self.settings.logs
+        while True:
+            files = sorted(self._log_file("*").parent.glob("*.log"))
+            await asyncio.to_thread(log_files.rotate, files, logs.max_bytes, logs.keep)
+            await asyncio.sleep(logs.check_interval_s)
 
     def _postgres_child(self) -> Child:
         child = Child("postgres", self.postgres.command(), self._log_file("postgres"), signal.SIGINT, 30.0)
@@ -225,6 +234,8 @@ class EmbeddedStack:
             finally:
                 engine.dispose()
         await self.supervisor.stop()
+        if self._rotating is not None:
+            self._rotating.cancel()
 
     async def _drain(self, engine: Engine, hurry: asyncio.Event) -> None:
         machines = [machine["id"] for machine in self.fleet.machines()]

@@ -129,6 +129,9 @@ def test_a_working_directory_is_uploaded_once(
     assert run(["submit", write(workdir="./src", name="Not A Name")]) == 2
     assert archives() == before + 1
     assert "name: must be a name" in capsys.readouterr().err
+    assert run(["submit", write(workdir="./src", tables=["nowhere"])]) == 2
+    said = capsys.readouterr().err
+    assert "nowhere" in said and "archive" not in said and "checksum" not in said
 
 
 def test_the_same_idempotency_key_is_the_same_workload(

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client
 
@@ -69,10 +70,13 @@ def processes_of(folder: Path) -> dict[int, str]:
 class Up:
     """One `mizzen up` and those that follow it on the same folder."""
 
-    def __init__(self, folder: Path, fleet: str = FLEET, lost_s: int = 15, **existing: str) -> None:
-        """`lost_s`: when a machine that does not answer is lost; `existing`: flags that name services there are."""
+    def __init__(self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, **existing: str) -> None:
+        """`fleet`: None is the default one; `lost_s`: when a machine that does not answer is lost; `existing`: flags
+        that name services there are.
+        """
         self.folder = folder
         folder.mkdir(exist_ok=True)
+        fleet = DEFAULT_FLEET.model_dump_json() if fleet is None else fleet
         self._machines = sum(m["count"] for r in yaml.safe_load(fleet)["regions"] for m in r["clusters"][0]["machines"])
         self._existing = existing
         self.data = folder / "data"

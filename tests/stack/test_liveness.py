@@ -12,6 +12,7 @@ from tests.stack.harness import Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 LIVENESS = "\nliveness: {interval_s: 1, timeout_s: 3, restart_after_s: 5}\n"
+LOGS = "logs: {max_bytes: 100, keep: 1, check_interval_s: 0.5}\n"
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack whose parts count as stuck after five seconds."""
     up = Up(tmp_path_factory.mktemp("liveness"), lost_s=120)
     config = up.folder / "config.yaml"
-    config.write_text(config.read_text() + LIVENESS)
+    config.write_text(config.read_text() + LIVENESS + LOGS)
     try:
         up.start()
         up.client().set_tenant("t", 3, {"a100": 16}, None)
@@ -90,6 +91,13 @@ def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | Non
     wait_until(told, "events tell of the restarts")
     log = (stack.folder / "up.log").read_text()
     assert all(f"{name} is started again" in log for name in parts)
+
+
+def test_logs_do_not_grow(stack: Up) -> None:
+    """Every part's log is cut while the stack runs, and parts go on writing to it."""
+    logs = stack.data / "run" / "log"
+    wait_until(lambda: list(logs.glob("*.log.1")), "a log was cut")
+    wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "all are short")
 
 
 def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:

@@ -101,9 +101,9 @@ class Client(Data):
         try:
             return self._call("POST", "workloads", body=body, idempotent=True, **options)
         except Invalid as error:
-            # Only what is valid otherwise, and is not there yet, is worth an upload.
+            # Only a document that is valid otherwise is worth an upload; without one its absence is no mistake.
             if {problem.path for problem in error.errors} != {"workdir"}:
-                raise
+                raise error.without("workdir") from None
         tenant = document.get("tenant")
         self.upload(archive, tenant if isinstance(tenant, str) else None)
         return self._call("POST", "workloads", body=body, idempotent=True, **options)

@@ -90,6 +90,15 @@ class ApiError(ClientError):
 class Invalid(ApiError):
     """The request or document is not valid; nothing was changed."""
 
+    def without(self, path: str) -> "Invalid":
+        """The same without the problems at `path`; itself if they are all there is."""
+        errors = self.body.get("errors")
+        left = [e for e in errors if e.get("path") != path] if isinstance(errors, list) else []
+        if not left:
+            return self
+        detail = "; ".join(f"{e.get('path')}: {e.get('message')}" for e in left)
+        return Invalid(self.status, {**self.body, "errors": left, "detail": detail})
+
 
 class NotAllowed(ApiError):
     """The API key is missing, unknown, or has too small a role."""
