@@ -170,6 +170,20 @@ def without_checksums(session: Session, table: str, region: str) -> str | None:
     return session.scalar(statement)
 
 
+def tables_without_checksums(session: Session, home: str) -> list[str]:
+    """Tables at home in a region of which a partition has no complete manifest."""
+    manifest = PartitionManifest
+    statement = (
+        select(Table.name)
+        .join(Partition, Partition.data_table == Table.name)
+        .outerjoin(manifest, and_(manifest.data_table == Partition.data_table, manifest.partition == Partition.name))
+        .where(Table.home_region == home, manifest.checksummed_at.is_(None))
+        .distinct()
+        .order_by(Table.name)
+    )
+    return list(session.scalars(statement))
+
+
 def wrong_region(session: Session, table: str) -> str | None:
     """The first region whose replica of a table is known to be wrong; None: there is none."""
     wrong = Replica.data_table == table, Replica.wrong_since.is_not(None)

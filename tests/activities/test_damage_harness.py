@@ -32,7 +32,7 @@ from tests.activities.world import World, job
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
 CAMPAIGNS = 2 * ROUNDS or 1
 DAMAGES_EACH = 10
-TABLES = 4
+TABLES = 6
 REGIONS = ("east", "north", "west")
 
 
@@ -122,7 +122,7 @@ class Campaign:
         environment = ActivityEnvironment()
 
         def beat(*_: object) -> None:
-            if damaged and self.rng.random() < 0.3:
+            if damaged and self.rng.random() < 0.5:
                 self.damage("during a copy")
 
         environment.on_heartbeat = beat
