@@ -3,7 +3,7 @@
 import logging
 import time
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
@@ -11,8 +11,8 @@ from activities.beating import beating
 from activities.verification import OutOfTime, Reading, Verifier
 from domain.protocol import Activity, Scrub
 from infra.config import Settings
-from infra.db import integrity
-from infra.db.models import Partition
+from infra.db import integrity, outbox
+from infra.db.models import Partition, Replica
 from infra.db.session import transaction
 from mizzen.objects.bandwidth import Bandwidth, Share
 
@@ -43,21 +43,37 @@ class ScrubActivities:
         `copies.scrub_bytes_per_s`.
         """
         until_s = time.monotonic() + _ROUND_S
+        with transaction(self._engine) as session:
+            without = integrity.tables_without_checksums(session, request.region)
+        try:
+            return self._round(request.region, until_s)
+        finally:
+            if without:
+                self._tell_others(request.region, without)
+
+    def _round(self, region: str, until_s: float) -> int:
         with beating():
             failed: set[tuple[str, str]] = set()
-            while todo := [d for d in self._due(request.region) if d[:2] not in failed]:
+            while todo := [d for d in self._due(region) if d[:2] not in failed]:
                 for table, partition, asked in todo:
                     reading = Reading(None if asked else self._share, until_s, _look)
                     try:
-                        self._check(table, partition, request.region, reading)
+                        self._check(table, partition, region, reading)
                     except OutOfTime:
                         return 0
                     except CancelledError:
                         raise
                     except Exception as error:  # the bucket's own kind; the others' turn comes all the same
-                        _log.warning("%s/%s in %s cannot be read now: %s", table, partition, request.region, error)
+                        _log.warning("%s/%s in %s cannot be read now: %s", table, partition, region, error)
                         failed.add((table, partition))
         return _REST_S
+
+    def _tell_others(self, region: str, tables: list[str]) -> None:
+        """Has other regions look for what is due, now that the manifests of these tables are further."""
+        with transaction(self._engine) as session:
+            others = Replica.data_table.in_(tables), Replica.region != region
+            for other in session.scalars(select(Replica.region).where(*others).distinct().order_by(Replica.region)):
+                outbox.scrub(session, other)
 
     def _due(self, region: str) -> list[tuple[str, str, bool]]:
         every_s = self._settings.copies.scrub_every_s

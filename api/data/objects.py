@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
 
 from sqlalchemy.orm import Session
@@ -90,12 +91,12 @@ def with_checksums(state: State, region: Region, found: Found, *, declared: bool
     return replace(found, manifest=read)
 
 
-def keep_manifests(session: Session, table: str, region: str, found: Iterable[Found]) -> None:
-    """Writes down what partitions are made of, and has checksums that are missing computed in the background."""
-    for partition in found:
-        complete = is_complete(partition.manifest)
-        body = pack(partition.manifest)
-        integrity.save_manifest(session, table, partition.name, body, len(partition.manifest), complete=complete)
+def keep_manifests(session: Session, table: str, region: str, found: Iterable[Found], read_at: datetime) -> None:
+    """Writes down what new partitions are made of, read at home after `read_at`; the rest is read in the background."""
+    known = (
+        integrity.NewManifest(f.name, pack(f.manifest), len(f.manifest), is_complete(f.manifest)) for f in found
+    )  # fmt: skip
+    integrity.add_manifests(session, table, region, known, read_at)
     outbox.scrub(session, region)
 
 

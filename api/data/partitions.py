@@ -18,7 +18,7 @@ from api.problems import FieldError, Kind, Problem
 from api.state import State, StateOf
 from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
-from infra.db import events
+from infra.db import events, integrity
 from infra.db.models import Partition, Region
 from mizzen.objects.manifest import declared_checksum
 
@@ -88,6 +88,7 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
     with state.transaction() as session:
         region = session.get_one(Region, find_table(session, name).home_region)
         new = _not_there(session, name, body.partitions)
+        read_at = integrity.clock(session)
     # Not in a transaction: it asks another system.
     found = _check_objects(state, region, name, body.partitions, new)
     with state.transaction() as session:
@@ -103,7 +104,7 @@ def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Opera
             for p in new
         )  # fmt: skip
         session.flush()
-        keep_manifests(session, name, region.name, [found[p.name] for p in new if p.name in found])
+        keep_manifests(session, name, region.name, [found[p.name] for p in new if p.name in found], read_at)
         if new:
             added: dict[str, Any] = {"partitions": [p.name for p in new], "bytes": sum(p.size_bytes for p in new)}
             events.record(session, "table.appended", region=region.name, detail={"table": name, **added})

@@ -144,6 +144,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
         region = session.get(Region, body.home_region)
         if region is None:
             raise invalid("home_region", "there is no such region", body.home_region)
+        read_at = integrity.clock(session)
     # Not in a transaction: it asks another system.
     found = partitions_of(state, region, body.name)
     size_bytes = sum(f.size_bytes for f in found)
@@ -160,7 +161,7 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
             Replica(data_table=body.name, region=region.name, state="ready", done_bytes=size_bytes, ready_at=func.now())
         )
         session.flush()
-        keep_manifests(session, body.name, region.name, found)
+        keep_manifests(session, body.name, region.name, found, read_at)
         events.record(session, "table.registered", region=region.name, detail={"table": body.name, "bytes": size_bytes})
         write_audit(session, caller, "table.create", body.name, home_region=region.name, size_bytes=size_bytes)
         outbox.wake_scheduler(session)

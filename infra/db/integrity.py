@@ -4,10 +4,11 @@ A copy that was found wrong stays so until a later check finds it right. While a
 replica, no copy of its table is dropped or deleted, and the replica is repaired from another region.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import and_, func, or_, select, text, update
+from sqlalchemy import and_, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from infra.db import events, outbox
@@ -23,6 +24,36 @@ def clock(session: Session) -> datetime:
 def home_of(session: Session, table: str) -> str | None:
     """A table's home region; None: there is no such table."""
     return session.scalar(select(Table.home_region).where(Table.name == table))
+
+
+class NewManifest(NamedTuple):
+    """The packed manifest of a partition that has just been added."""
+
+    partition: str
+    body: bytes
+    objects: int
+    complete: bool
+
+
+def add_manifests(
+    session: Session, table: str, home: str, manifests: Iterable[NewManifest], read_at: datetime
+) -> None:  # fmt: skip
+    """Writes the manifests of new partitions; of complete ones, the home's copies were read from `read_at` on."""
+    given = list(manifests)
+    if not given:
+        return
+    now = clock(session)
+    rows = [
+        {
+            "data_table": table, "partition": m.partition, "body": m.body, "objects": m.objects,
+            "checksummed_at": now if m.complete else None,
+        }
+        for m in given
+    ]  # fmt: skip
+    session.execute(insert(PartitionManifest), rows)
+    held = ReplicaPartition
+    read = held.data_table == table, held.region == home, held.partition.in_([m.partition for m in given if m.complete])
+    session.execute(update(held).where(*read).values(verified_at=read_at))
 
 
 def save_manifest(
@@ -168,6 +199,20 @@ def without_checksums(session: Session, table: str, region: str) -> str | None:
         .limit(1)
     )
     return session.scalar(statement)
+
+
+def tables_without_checksums(session: Session, home: str) -> list[str]:
+    """Tables at home in a region of which a partition has no complete manifest."""
+    manifest = PartitionManifest
+    statement = (
+        select(Table.name)
+        .join(Partition, Partition.data_table == Table.name)
+        .outerjoin(manifest, and_(manifest.data_table == Partition.data_table, manifest.partition == Partition.name))
+        .where(Table.home_region == home, manifest.checksummed_at.is_(None))
+        .distinct()
+        .order_by(Table.name)
+    )
+    return list(session.scalars(statement))
 
 
 def wrong_region(session: Session, table: str) -> str | None:

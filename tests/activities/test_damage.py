@@ -1,6 +1,5 @@
 """Copies that are damaged: found, never taken for good ones, repaired, and never the reason that a good one goes."""
 
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -15,8 +14,8 @@ from activities.scrub import ScrubActivities
 from domain.protocol import ReplicateTable, Scrub, StageRequest
 from infra.db.catalogue import ready_replicas
 from infra.db.models import PartitionManifest, Replica, ReplicaPartition
-from mizzen.environment import local_path
 from mizzen.objects.store import ObjectStore
+from tests.activities.damages import DAMAGES, delete, flip
 from tests.activities.nights import DAYS, NightWorld, body, home
 from tests.activities.world import World, job
 
@@ -24,25 +23,7 @@ KEY = "tables/a/ds=1/part-0"
 BODY = body("a", "ds=1")
 
 
-def _delete(store: ObjectStore) -> None:
-    store.delete(KEY)
-
-
-def _truncate(store: ObjectStore) -> None:
-    store.put(KEY, BODY[:-1])
-
-
-def _flip(store: ObjectStore) -> None:
-    """As a bad disk does: neither size nor time change."""
-    path = local_path(store.uri(KEY))
-    status, damaged = path.stat(), bytearray(BODY)
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-DAMAGES = [_delete, _truncate, _flip]
-Damage = Callable[[ObjectStore], None]
+Damage = Callable[[ObjectStore, str], None]
 
 
 @pytest.fixture
@@ -109,7 +90,7 @@ def whole(nights: NightWorld, region: str) -> bool:
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_home_never_moves_onto_a_damaged_replica(nights: NightWorld, client: Client, damage: Damage) -> None:
     """The copy to which the home moves is read first, and repaired; only then the old one gets its grace and goes."""
-    damage(nights.world.bucket("west"))
+    damage(nights.world.bucket("west"), KEY)
     nights.night(home("a", "east", "west"))
     order = nights.next()
     assert not nights.finish(order), "nobody has read the copy since the move began"
@@ -127,7 +108,7 @@ async def test_a_good_copy_stays_while_the_home_is_damaged(nights: NightWorld, c
     """A deletion whose grace is over reads the home first; what is wrong there is repaired from the copy that stays."""
     nights.night({**home("a", "east", "west"), "kind": "drop"})
     assert nights.next().over and nights.replicas("a")["west"] == "deleting"
-    damage(nights.world.bucket("east"))
+    damage(nights.world.bucket("east"), KEY)
     for _ in range(2):
         await remove(nights, client)
     assert whole(nights, "west"), "the last good copy"
@@ -147,7 +128,7 @@ async def test_a_good_copy_stays_while_the_home_is_damaged(nights: NightWorld, c
 @pytest.mark.parametrize(("damaged", "good"), [("west", "east"), ("east", "west")])
 def test_what_is_found_wrong_is_repaired(nights: NightWorld, damage: Damage, damaged: str, good: str) -> None:
     """A damaged home as well as a damaged replica: found by the scrub, shut to jobs, and copied from the other one."""
-    damage(nights.world.bucket(damaged))
+    damage(nights.world.bucket(damaged), KEY)
     verify_again(nights, damaged)
     with nights.world.session() as session:
         assert ready_replicas(session, ["a"]) == {"a": {good: None}}
@@ -165,7 +146,7 @@ def test_no_job_starts_on_a_replica_that_is_known_to_be_wrong(nights: NightWorld
     nights.world.machine("west/c/m")
     placed = nights.world.running(job(), tables=("a",))
     assert nights.world.workload(placed).region == "west"
-    _delete(nights.world.bucket("west"))
+    delete(nights.world.bucket("west"), KEY)
     verify_again(nights, "west")
     with pytest.raises(ApplicationError, match="the replica of table a in west was found wrong"):
         nights.world.launch.stage(StageRequest(placed, nights.world.workload(placed).attempt))
@@ -179,7 +160,7 @@ def test_no_job_starts_on_a_replica_that_is_known_to_be_wrong(nights: NightWorld
 def test_a_damaged_source_is_not_copied(nights: NightWorld) -> None:
     """Content of the right size that is not what the catalogue says is never copied: another region has it right."""
     nights.region("north")
-    _flip(nights.world.bucket("east"))
+    flip(nights.world.bucket("east"), KEY)
     with nights.world.session() as session:
         session.add(Replica(data_table="a", region="north", state="copying"))
     request = ReplicateTable("a", "east", "north")
@@ -191,7 +172,7 @@ def test_a_damaged_source_is_not_copied(nights: NightWorld) -> None:
 def test_what_is_wrong_everywhere_is_told_and_kept(nights: NightWorld) -> None:
     """Without a good copy the repair fails with what it found, and goes on once an owner has put an object back."""
     for region in ("east", "west"):
-        _flip(nights.world.bucket(region))
+        flip(nights.world.bucket(region), KEY)
         verify_again(nights, region)
     with pytest.raises(ApplicationError, match=r"tables/a/ds=1/part-0 is xxh3_128:\w+, expected xxh3_128:"):
         repair(nights, "west")
@@ -220,7 +201,7 @@ def test_a_wrong_copy_stops_drops_of_good_ones(nights: NightWorld) -> None:
     """While one replica is wrong, a night lets none go."""
     nights.region("north")
     nights.table("b", "east")
-    _delete(nights.world.bucket("east"))
+    delete(nights.world.bucket("east"), KEY)
     verify_again(nights, "east")
     nights.night({**home("a", "east", "west"), "kind": "drop"})
     assert nights.next().over

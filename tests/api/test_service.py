@@ -22,6 +22,7 @@ from api.serve import listen
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
+from infra.db import integrity
 from infra.errors import ConfigurationError, StackError
 from tests.api.test_workloads import T0, get
 from tests.api.world import World, document
@@ -74,6 +75,8 @@ async def test_postgres_that_comes_back(world: World) -> None:
 async def test_metrics(world: World) -> None:
     """Metrics tell of workloads, the queue, slots, machines, mail and requests, in numbers without tenants."""
     world.add_workload(Phase.PENDING)
+    with world.session() as session:
+        integrity.found_wrong(session, "digits", "all", "north", "tables/digits/a is missing")
     running = world.add_workload(Phase.RUNNING)
     evicted = Reason(ReasonCode.EVICTED, {}).to_json()
     world.add_attempt(running, 1, "north/alpha/m1", 0b1, released_at=T0, outcome=evicted, lost_s=12.5)
@@ -95,12 +98,15 @@ async def test_metrics(world: World) -> None:
         'mizzen_gpu_slots{gpu_type="v100",region="south",state="promised"}': 0,
         'mizzen_machines{region="south",state="ready"}': 2,
         "mizzen_machines_cordoned": 0,
+        'mizzen_replicas_wrong{region="north"}': 1,
+        'mizzen_replicas_wrong{region="south"}': 0,
+        'mizzen_replicas_kept{region="north"}': 0,
         'mizzen_checkpoint_bytes{region="north"}': 99,
         'mizzen_checkpoint_interval_seconds{region="north"}': 805,
         'mizzen_checkpoint_cost_seconds{region="north"}': 30,
         'mizzen_work_at_risk_seconds{region="north"}': 10,
         'mizzen_work_lost_seconds_total{region="north"}': 12.5,
-        "mizzen_outbox_backlog": 2,
+        "mizzen_outbox_backlog": 3,
         "mizzen_preemptions_total": 1,
         "mizzen_database_up": 1,
         "mizzen_api_followers": 0,

@@ -16,6 +16,7 @@ from sqlalchemy import func, select
 
 from domain.phases import Phase
 from infra.config import LimitSettings
+from infra.db import integrity
 from infra.db.models import Archive, Replica, Table, Workload
 from infra.db.session import transaction
 from mizzen.cli import acting
@@ -406,6 +407,12 @@ def test_operators_keep_tenants_keys_and_secrets(
     assert done[:2] == ["tenant.delete", "key.revoke"]
 
 
+def _damaged(service: Service, table: str) -> None:
+    """As the verification of the region would find it."""
+    with transaction(service.engine) as session:
+        integrity.found_wrong(session, table, "all", "north", f"tables/{table}/a is missing, expected 2048 bytes")
+
+
 def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Capture) -> None:
     """A table is what lies in its home region's bucket; without objects there it is refused."""
     assert run(["tables", "add", "empty", "--home-region", "north"]) == 2
@@ -417,6 +424,15 @@ def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Cap
     assert run(["tables", "list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["words", "2.0", "KiB", "north", "north", "(not", "verified)"] in rows
+    assert run(["tables", "verify", "nothing"]) == run(["tables", "verify", "words", "--region", "south"]) == 3
+    assert run(["tables", "verify", "--no-wait"]) == 0
+    assert run(["tables", "verify", "words", "--region", "north", "--no-wait"]) == 0
+    _damaged(as_operator, "words")
+    capsys.readouterr()
+    assert run(["tables", "verify", "words"]) == 1
+    shown = capsys.readouterr()
+    assert "north (wrong for" in shown.out and "words/a is missing" in shown.out
+    assert shown.err == "found wrong: words in north\n"
     assert run(["tables", "drop-replica", "words", "north", "--grace", "1h"]) == 5, "its home"
     assert run(["tables", "drop-replica", "words", "south"]) == 3
     assert run(["tables", "drop-replica", "words", "south", "--grace", "soon"]) == 2

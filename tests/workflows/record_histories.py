@@ -22,7 +22,7 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
 from domain.ids import region_queue
-from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket
+from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
 from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
@@ -35,6 +35,7 @@ from workflows.house import HousekeepingWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+from workflows.scrub import ScrubWorkflow
 
 LIVES: dict[str, Story] = {
     "workload-succeeds": test_running.test_a_gang_that_ends_well_succeeds,
@@ -166,6 +167,25 @@ async def _replica(client: Client) -> WorkflowHistory:
     return await _fetched(client, "replica")
 
 
+async def _scrub(client: Client) -> WorkflowHistory:
+    """Two rounds: the rest after the first ends because something is due."""
+    house = House()
+    async with (
+        serving(client, "recorded", [ScrubWorkflow], []),
+        serving(client, region_queue("north"), [], [house.scrub]),
+    ):
+        handle = await client.start_workflow(
+            ScrubWorkflow.run, Scrub("north"), id="scrub", task_queue="recorded", start_signal="look"
+        )
+        await until(lambda: house.names().count("region.scrub") == 1, "a round")
+        await handled(handle)
+        await handle.signal(ScrubWorkflow.look)
+        await until(lambda: house.names().count("region.scrub") == 2, "another round")
+        history = await _fetched(client, "scrub")
+        await handle.terminate()
+    return history
+
+
 OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "scheduler": _scheduler,
     "dry-run": _dry_run,
@@ -173,6 +193,7 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "house": _house,
     "house-expires": _house_expires,
     "replica": _replica,
+    "scrub": _scrub,
 }
 
 

@@ -11,6 +11,7 @@ from workflows.house import HousekeepingWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
+from workflows.scrub import ScrubWorkflow
 from workflows.workload import WorkloadWorkflow
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -18,7 +19,8 @@ HISTORIES = Path(__file__).parent / "histories"
 WORKFLOWS: Mapping[str, type] = {
     workflow.__name__: workflow
     for workflow in (
-        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow
+        WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
+        ScrubWorkflow,
     )
 }  # fmt: skip
 

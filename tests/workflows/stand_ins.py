@@ -19,6 +19,7 @@ from domain.protocol import (
     MachineNotice,
     ReplicateTable,
     ScanTicket,
+    Scrub,
     Welcome,
 )
 
@@ -144,3 +145,8 @@ class House(StandIns):
     async def copy_table(self, request: ReplicateTable) -> int:
         await self._called(Activity.COPY_TABLE, request)
         return 1 << 30
+
+    @activity.defn(name=Activity.SCRUB.value)
+    async def scrub(self, request: Scrub) -> int:
+        await self._called(Activity.SCRUB, request)
+        return 60

@@ -1,0 +1,218 @@
+"""Random damage around a night, judged by what the buckets hold: no last good copy goes, and every home is good again.
+
+A campaign: tables with random homes and replicas, all verified. Objects are deleted, truncated and flipped before,
+during and after a night of random moves, each time so that every partition still has a good copy somewhere. Then come a
+complete scrub, repairs, a second night, and the judgement. `make chaos` runs 20 campaigns of 10 damages each.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import select, update
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.removal import RemovalActivities
+from activities.scrub import ScrubActivities
+from domain.nights import MoveOrder, NextMove
+from domain.phases import Phase
+from domain.protocol import ReplicateTable, Scrub, StageRequest
+from infra.db import integrity
+from infra.db.logs import Outbox
+from infra.db.models import Replica, Table
+from infra.db.nights import Night
+from tests.activities.damages import DAMAGES
+from tests.activities.nights import DAYS, NightWorld, body, home
+from tests.activities.world import World, job
+
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
+CAMPAIGNS = 2 * ROUNDS or 1
+DAMAGES_EACH = 10
+TABLES = 6
+REGIONS = ("east", "north", "west")
+
+
+class Campaign:
+    """One installation, its damages, and what is judged after each step."""
+
+    def __init__(self, nights: NightWorld, client: Client, seed: int) -> None:
+        self.nights, self.world, self.client = nights, nights.world, client
+        self.rng = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._known_wrong: set[tuple[str, str]] = set()
+        """Copies that were damaged when the last scrub read them, and have not been good since."""
+        for region in REGIONS:
+            nights.region(region)
+            self.world.machine(f"{region}/c/m", 62)
+        for number in range(TABLES):
+            order = self.rng.sample(REGIONS, 3)
+            nights.table(f"t{number}", *order[: self.rng.randint(2, 3)])
+        with self.world.session() as session:
+            session.execute(update(Replica).values(made_by="night"))
+        self.scrub()
+
+    # ---------------------------------------------------------------------------------------- what the buckets hold
+
+    def good(self, table: str, day: str, region: str) -> bool:
+        """Whether a bucket has a partition, byte for byte."""
+        store, key = self.world.bucket(region), f"tables/{table}/{day}/part-0"
+        return store.size(key) is not None and store.get(key) == body(table, day)
+
+    def copies(self, table: str, day: str) -> list[str]:
+        """Regions whose buckets have a partition, byte for byte."""
+        return [region for region in REGIONS if self.good(table, day, region)]
+
+    def judge(self, after: str) -> None:
+        """No partition has lost its last good copy."""
+        for table in self.tables():
+            for day in DAYS:
+                if not self.copies(table, day):
+                    self.violations.append(f"{table}/{day}: the last good copy is gone after {after}")
+
+    # ------------------------------------------------------------------------------------------------------- damage
+
+    def damage(self, when: str) -> None:
+        """Damages one random object, if the damages are not used up and another good copy of it remains."""
+        if self.done.total() >= DAMAGES_EACH:
+            return
+        table, day = self.rng.choice(self.tables()), self.rng.choice(DAYS)
+        copies = self.copies(table, day)
+        if len(copies) < 2:
+            return
+        region, damage = self.rng.choice(copies), self.rng.choice(DAMAGES)
+        damage(self.world.bucket(region), f"tables/{table}/{day}/part-0")
+        self.done[f"{damage.__name__} {when} in a {'home' if self.homes()[table] == region else 'replica'}"] += 1
+
+    # ------------------------------------------------------------------------------------------------ what mizzen does
+
+    def tables(self) -> list[str]:
+        return sorted(self.homes())
+
+    def homes(self) -> dict[str, str]:
+        return self.nights.homes()
+
+    def scrub(self) -> None:
+        """A complete one, of all regions."""
+        with self.world.session() as session:
+            asked_at = integrity.clock(session)
+            session.execute(update(Replica).values(verify_asked_at=asked_at))
+        before = {(t, r) for t in self.tables() for r in REGIONS if not all(self.good(t, d, r) for d in DAYS)}
+        for region in REGIONS:
+            ActivityEnvironment().run(ScrubActivities(self.world.engine, self.world.settings).scrub, Scrub(region))
+        self._known_wrong = before
+
+    def repair(self) -> None:
+        """Carries out the copies that were asked for; one that fails is asked for again."""
+        for _ in range(3):
+            with self.world.session() as session:
+                mails = session.scalars(select(Outbox).where(Outbox.kind == "replicate")).all()
+                due = sorted({(m.body["table"], m.body["target"]) for m in mails if m.delivered_at is None})
+            for table, target in due:
+                self.copy(ReplicateTable(table, "", target), "a repair")
+        with self.world.session() as session:
+            session.execute(update(Outbox).where(Outbox.kind == "replicate").values(delivered_at=Outbox.created_at))
+
+    def copy(self, request: ReplicateTable, what: str, damaged: bool = False) -> str | None:
+        """Copies a table; the error, if it failed. Something may be damaged meanwhile."""
+        environment = ActivityEnvironment()
+
+        def beat(*_: object) -> None:
+            if damaged and self.rng.random() < 0.5:
+                self.damage("during a copy")
+
+        environment.on_heartbeat = beat
+        try:
+            environment.run(self.nights.copies.copy_table, request)
+        except ApplicationError as error:
+            return error.message
+        finally:
+            self.judge(what)
+        return None
+
+    async def remove(self) -> None:
+        """A round of housekeeping's deletions."""
+        await ActivityEnvironment().run(RemovalActivities(self.world.engine, self.client).remove)
+        self.judge("a round of deletions")
+
+    def night(self, name: str, damaged: bool) -> None:
+        """A night of random moves, one after the other."""
+        moves = []
+        for table, at in sorted(self.homes().items()):
+            kind = self.rng.choice(["home", "home", "drop", "replica", None])
+            target = self.rng.choice([region for region in REGIONS if region != at])
+            if kind is not None:
+                moves.append({**home(table, at, target), "kind": kind})
+        self.nights.night(*moves, night=name)
+        while not (order := self.nights.moves.next_move(NextMove(name, 0))).over:
+            self._move(name, order, damaged)
+        with self.world.session() as session:
+            session.get_one(Night, name).state = "ended"
+
+    def _move(self, name: str, order: MoveOrder, damaged: bool) -> None:
+        for _ in range(20):
+            if damaged:
+                self.damage("in a night")
+            request = ReplicateTable(order.table, order.source_region, order.target_region, "nightly")
+            problem = self.copy(request, "a move's copy", damaged)
+            if damaged and self.rng.random() < 0.3:
+                self.damage("before a switch")
+            finished = self.nights.finish(order, problem, night=name)
+            self.judge("a switch")
+            if finished:
+                return
+        self.violations.append(f"{order.table}: its move never ends")
+
+    def start_jobs(self) -> None:
+        """A job for each table: none starts where the last scrub read a damaged copy that is damaged still."""
+        started = {self.world.submit(job(), tables=(table,)): table for table in self.tables()}
+        self.world.tick()
+        for workload, table in started.items():
+            row = self.world.workload(workload)
+            if row.region is None:
+                continue
+            self.world.launch.stage(StageRequest(workload, row.attempt))
+            whole = all(self.good(table, day, row.region) for day in DAYS)
+            if not whole and (table, row.region) in self._known_wrong:
+                self.violations.append(f"{table}: a job started on the wrong copy in {row.region}")
+            self.world.run(workload)
+            self.world.release(workload, Phase.SUCCEEDED)
+
+
+@pytest.fixture
+def campaign(world: World, client: Client, seed: int) -> Iterator[Campaign]:
+    yield Campaign(NightWorld(world, grace_s=0.0), client, seed)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(CAMPAIGNS))
+async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: int) -> None:
+    """Whatever is damaged around a night: no last good copy goes, and after two nights all homes are good."""
+    while campaign.done.total() < DAMAGES_EACH // 3:
+        campaign.damage("before a night")
+    campaign.night("night-1", damaged=True)
+    for _ in range(40):
+        campaign.damage("after a night")
+    await campaign.remove()
+    campaign.scrub()
+    campaign.start_jobs()
+    for _ in range(2):
+        campaign.repair()
+        await campaign.remove()
+    campaign.start_jobs()
+    campaign.night("night-2", damaged=False)
+    campaign.repair()
+    await campaign.remove()
+    print(f"seed {seed}: {dict(sorted(campaign.done.items()))}")
+    assert campaign.done.total() == DAMAGES_EACH
+    with campaign.world.session() as session:
+        for row in session.scalars(select(Table).order_by(Table.name)):
+            replica = session.get_one(Replica, (row.name, row.home_region))
+            wrong = [day for day in DAYS if not campaign.good(row.name, day, row.home_region)]
+            if wrong or replica.wrong_since is not None:
+                campaign.violations.append(f"{row.name}: its home {row.home_region} is wrong after two nights: {wrong}")
+    assert campaign.violations == []

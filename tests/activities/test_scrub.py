@@ -1,0 +1,156 @@
+"""The verification of copies in the background: first checksums, what is due, interruptions, and the whole loop."""
+
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import datetime
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select
+from temporalio.client import Client
+from temporalio.testing import ActivityEnvironment
+
+from activities import scrub
+from activities.roles import control_worker, region_worker
+from activities.scrub import ScrubActivities
+from activities.verification import OutOfTime, Reading, Verifier
+from domain.protocol import Scrub
+from infra.config import CopySettings
+from infra.db import integrity, outbox
+from infra.db.models import Partition, PartitionManifest, Replica, ReplicaPartition
+from mizzen.objects import manifest
+from mizzen.objects.files import FileStore
+from tests.activities.damages import flip
+from tests.activities.nights import NightWorld, body
+from tests.activities.temporal import dispatching, until
+from tests.activities.world import World
+
+KEY = "tables/a/ds=1/part-0"
+
+
+@pytest.fixture
+def nights(world: World) -> NightWorld:
+    """A table at home in the east with a replica in the west, neither of which has been read."""
+    made = NightWorld(world)
+    for region in ("east", "west"):
+        made.region(region)
+    made.table("a", "east", "west")
+    return made
+
+
+def _scrub(nights: NightWorld, region: str) -> int:
+    activities = ScrubActivities(nights.world.engine, nights.world.settings)
+    return ActivityEnvironment().run(activities.scrub, Scrub(region))
+
+
+def _verified(nights: NightWorld, region: str) -> list[datetime | None]:
+    with nights.world.session() as session:
+        rows = session.scalars(select(ReplicaPartition).order_by(ReplicaPartition.partition))
+        return [row.verified_at for row in rows if row.region == region]
+
+
+def test_checksums_come_from_the_home_first(nights: NightWorld) -> None:
+    """A copy elsewhere waits for the manifest; then each copy is read once, and again when its time has come."""
+    _scrub(nights, "west")
+    assert _verified(nights, "west") == [None, None]
+    _scrub(nights, "east")
+    _scrub(nights, "west")
+    first = [*_verified(nights, "east"), *_verified(nights, "west")]
+    assert None not in first
+    with nights.world.session() as session:
+        rows = session.scalars(select(PartitionManifest)).all()
+        assert [(row.objects, row.checksummed_at is not None) for row in rows] == [(1, True)] * 2
+    _scrub(nights, "west")
+    assert _verified(nights, "west") == first[2:], "nothing is due"
+    copies = CopySettings(scrub_every_s=0.001, scrub_bytes_per_s=None)
+    nights.world.settings = nights.world.settings.model_copy(update={"copies": copies})
+    time.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scrub, "_ROUND_S", -1.0)
+        assert _scrub(nights, "west") == 0, "there is more to read"
+    assert _verified(nights, "west")[0] == first[2], "interrupted"
+    with nights.world.session() as session:
+        held = session.get_one(ReplicaPartition, ("a", "ds=1", "west"))
+        assert held.checked_to == "part-0", "the next check goes on here"
+
+
+def test_a_check_that_was_interrupted_goes_on(nights: NightWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that were right are not read again, neither for the manifest nor for a check."""
+    monkeypatch.setattr(manifest, "_BATCH", 1)
+    store = nights.world.bucket("east")
+    for number in range(4):
+        store.put(f"tables/a/ds=3/part-{number}", b"x" * number)
+    with nights.world.session() as session:
+        session.add(Partition(data_table="a", name="ds=3", location="tables/a/ds=3/", size_bytes=6))
+    with nights.world.session() as session:
+        partition = session.get_one(Partition, ("a", "ds=3"))
+    read: list[str] = []
+    opened = FileStore.opened
+    monkeypatch.setattr(FileStore, "opened", lambda self, key: (read.append(key[-1]), opened(self, key))[1])
+    verifier = Verifier(nights.world.engine)
+    for _ in range(3):
+        with pytest.raises(OutOfTime):
+            verifier.check(partition, "east", Reading(until_s=time.monotonic()))
+    with pytest.raises(OutOfTime):
+        verifier.check(partition, "east", Reading(until_s=time.monotonic()))
+    assert read == ["0", "1", "2", "3"]
+    while True:
+        try:
+            assert verifier.check(partition, "east", Reading(until_s=time.monotonic())) is None
+            break
+        except OutOfTime:
+            continue
+    assert read == ["0", "1", "2", "3"] * 2
+    with nights.world.session() as session:
+        assert session.get_one(ReplicaPartition, ("a", "ds=3", "east")).verified_at is not None
+
+
+def test_a_wrong_copy_is_not_read_over_and_over(nights: NightWorld) -> None:
+    """What was found wrong waits for its repair, or for an operator who asks again."""
+    for region in ("east", "west"):
+        _scrub(nights, region)
+    flip(nights.world.bucket("west"), KEY)
+    for _ in range(2):
+        with nights.world.session() as session:
+            session.get_one(Replica, ("a", "west")).verify_asked_at = integrity.clock(session)
+        _scrub(nights, "west")
+        _scrub(nights, "west")
+    assert len(nights.world.events(kind="replica.wrong")) == 1
+    assert nights.world.put_out("replicate") == 1
+
+
+@pytest_asyncio.fixture
+async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
+    """Workers of all roles, and a dispatcher."""
+    world = nights.world
+    async with AsyncExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(8))
+        await stack.enter_async_context(control_worker(client, world.engine, world.settings, threads, world.held))
+        for region in ("east", "west"):
+            await stack.enter_async_context(
+                region_worker(client, region, world.engine, world.settings, threads, world.held)
+            )
+        await stack.enter_async_context(dispatching(world.engine, database_url, client))
+        yield client
+
+
+def _ask(nights: NightWorld) -> None:
+    with nights.world.session() as session:
+        for region in ("east", "west"):
+            session.get_one(Replica, ("a", region)).verify_asked_at = integrity.clock(session)
+            outbox.scrub(session, region)
+
+
+async def test_damage_is_found_and_repaired_by_itself(nights: NightWorld, running: Client) -> None:
+    """Asked for, copies are verified by their regions' workflows; what is wrong is copied again from the other one."""
+    _ask(nights)
+    await until(lambda: None not in [*_verified(nights, "east"), *_verified(nights, "west")], "all is verified")
+    for region in ("west", "east"):
+        flip(nights.world.bucket(region), KEY)
+        _ask(nights)
+        await until(lambda region=region: nights.world.bucket(region).get(KEY) == body("a", "ds=1"), "it is repaired")
+        await until(lambda: len(nights.world.events(kind="replica.wrong")) == len(
+            nights.world.events(kind="replica.repaired")), "it is known to be right")  # fmt: skip
+    assert [e["region"] for e in nights.world.events(kind="replica.repaired")] == ["west", "east"]
