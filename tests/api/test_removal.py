@@ -41,7 +41,7 @@ async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: World) -
     assert kept["machine"] == "north/alpha/m1"
     with world.session() as session:
         assert session.scalars(select(Event.kind)).all() == ["machine.removed"]
-        assert session.scalars(select(Audit.action)).all() == ["machine.remove"]
+        assert session.scalars(select(Audit.target).where(Audit.action == "machine.remove")).all() == ["north/alpha/m1"]
 
 
 async def test_a_region_is_removed_when_nothing_is_there(world: World) -> None:
