@@ -16,6 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.archives import forget_archives
 from activities.expiry import expire_pending
 from activities.nights import forget_nights
 from activities.workloads import record_checkpoint, set_progress
@@ -165,6 +166,7 @@ class HouseActivities:
                 open_store(url).tidy_uploads(self._settings.copies.keep_unfinished_s)
             except Exception as error:
                 _log.warning("what interrupted copies left in %s cannot be removed now: %s", url, error)
+        forget_archives(self._engine, buckets, lifecycle.keep_archives_s)
         forget_nights(self._engine, lifecycle.keep_records_s)
         with transaction(self._engine) as session:
             long_ago = _ago(lifecycle.keep_records_s)

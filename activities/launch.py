@@ -1,5 +1,6 @@
 """Writing an attempt's launch description: the one document that all its agents read."""
 
+import hashlib
 import json
 import time
 from collections import Counter, defaultdict
@@ -23,7 +24,7 @@ from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.catalogue import ready_replicas
-from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Replica, Secret, Workload
+from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Replica, Secret, Tenant, Workload
 from infra.db.session import transaction
 from infra.db.tasks import tasks_of
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
@@ -68,6 +69,7 @@ class LaunchActivities:
             region = session.get_one(Region, machines[allocations[0].machine].region)
             _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
+            tenant_number = session.get_one(Tenant, row.tenant).number
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
@@ -78,13 +80,14 @@ class LaunchActivities:
             store = open_store(region.bucket_url)
         launch = self._describe(
             request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard, stale
-        )
+        ).model_copy(update={"tenant_number": tenant_number})
         self._show_stale(request, launch, attempt.stale_tables)
         key = ids.launch_key(request.workload_id, request.attempt)
+        document = launch.model_dump_json().encode()
         with bucket_named(region.name):
             if spec.workdir is not None:
-                self._stage_archive(store, spec.workdir, body)
-            store.put(key, launch.model_dump_json().encode())
+                self._stage_archive(store, spec.workdir, body, again=request.attempt > 1)
+            store.put(key, document)
         if failed_before:
             take_away(self._engine, request)
         leads: dict[str, list[str]] = defaultdict(list)
@@ -103,6 +106,7 @@ class LaunchActivities:
             retries=spec.limits.retries,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
+            launch_sha256=hashlib.sha256(document).hexdigest(),
         )
 
     def _hazard(self, session: Session, region: str) -> float | None:
@@ -145,12 +149,12 @@ class LaunchActivities:
             session.execute(update(Attempt).where(own).values(stale_tables=told))
 
     @staticmethod
-    def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None) -> None:
-        """Puts the archive into the bucket, unless it is there."""
+    def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None, *, again: bool) -> None:
+        """Puts the archive into the bucket, unless it is there. `again`: the one that is there may be damaged."""
         there = store.size(ids.archive_key(sha256))
         if body is None and there is None:
             raise ApplicationError(f"the uploaded archive {sha256} is not there any more", type="MissingArchive")
-        if body is not None and there != len(body):
+        if body is not None and (again or there != len(body)):
             store.put(ids.archive_key(sha256), body)
 
     @activity.defn(name=Activity.STAGED_HERE.value)

@@ -1,5 +1,8 @@
 """Machines: registration, readiness and loss."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -7,6 +10,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities import slots
+from activities.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
@@ -30,6 +34,7 @@ class MachineActivities:
         was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
         that it is gone, and will not stop their tasks there. Whatever was given up while its agent could not be asked
         is refused there from now on, also where it does not run: a start that was sent may still be on its way. A
+        machine that announces itself with another key than before is refused (`activities.machine_keys`). A
         machine that became smaller than what is held on it takes no work, and is asked again, until enough of that
         has ended.
         """
@@ -41,6 +46,8 @@ class MachineActivities:
                 raise ApplicationError(f"machine {hello.machine}: no region {hello.region}", type="UnknownRegion")
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
+            if row is not None and not (is_pinned(row, hello) or accept_proven(session, self._settings, row, hello)):
+                return self._refuse(session, row, hello)
             rebooted = row is not None and row.incarnation != hello.incarnation
             if row is None:
                 row = Machine(
@@ -74,12 +81,17 @@ class MachineActivities:
             message = f"machine {hello.machine} has {hello.gpus} GPUs, {hello.cpus_milli} thousandths of a core and"
             message += f" {hello.memory_bytes} bytes of memory, and more is held there; it waits until that has ended"
             raise ApplicationError(message, type="MachineShrunk")
+        return self._welcome(stop)
+
+    def _welcome(self, stop: Iterable[str], **more: Any) -> Welcome:
         lifecycle = self._settings.lifecycle
-        return Welcome(
-            stop=sorted(stop),
-            heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
-            lost_after_s=lifecycle.node_lost_after_s,
-        )
+        return Welcome(sorted(stop), lifecycle.heartbeat_timeout_s, lifecycle.node_lost_after_s, **more)
+
+    def _refuse(self, session: Session, row: Machine, hello: Hello) -> Welcome:
+        challenge, away = offer(session, self._settings, row, hello)
+        if away:
+            _lose(session, row)
+        return self._welcome([], refused=True, challenge=challenge)
 
     @activity.defn(name=Activity.MACHINE_READY.value)
     def ready(self, attend: Attend) -> None:
@@ -102,10 +114,7 @@ class MachineActivities:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation or row.state == "lost":
                 return
-            row.state, row.lost_at = "lost", func.now()
-            events.record(session, "machine.lost", region=row.region, machine=row.id)
-            for workload, attempt in _live(session, row.id):
-                outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=row.id)
+            _lose(session, row)
 
     @activity.defn(name=Activity.MACHINE_NOTICED.value)
     def noticed(self, told: MachineNotice) -> None:
@@ -140,6 +149,14 @@ class MachineActivities:
                 ):
                     detail = {**reason.detail, "code": reason.code.value}
                     outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+
+
+def _lose(session: Session, row: Machine) -> None:
+    """Nothing is placed on a locked machine, and the gangs that it ran are told."""
+    row.state, row.lost_at = "lost", func.now()
+    events.record(session, "machine.lost", region=row.region, machine=row.id)
+    for workload, attempt in _live(session, row.id):
+        outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=row.id)
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:

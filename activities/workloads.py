@@ -203,15 +203,29 @@ class WorkloadActivities:
     def _judge_machines(
         self, session: Session, workload: str, machines: Mapping[str, Machine], blamed: str | None, phase: Phase
     ) -> None:
-        """Counts gangs in a row that failed on a locked machine, and cordons one that keeps failing them."""
+        """Counts workloads in a row that failed on a locked machine, and cordons one that keeps failing them.
+
+        A workload counts once, however often it fails there. One that has helped to cordon a machine counts on no
+        other: what all machines fail at is more likely the workload's fault.
+        """
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
-                machine.failed_gangs = 0
+                machine.failed_gangs, machine.failed_workloads = 0, []
         guilty = machines.get(blamed or "")
-        if guilty is None:
+        if guilty is None or workload in guilty.failed_workloads or _has_cordoned(session, workload):
             return
-        guilty.failed_gangs += 1
+        guilty.failed_workloads = [*guilty.failed_workloads, workload]
+        guilty.failed_gangs = len(guilty.failed_workloads)
         if guilty.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and guilty.cordon is None:
             reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": guilty.failed_gangs, "workload": workload})
             guilty.cordon = reason.to_json()
             events.record(session, "machine.cordoned", region=guilty.region, machine=guilty.id, reason=reason)
+
+
+def _has_cordoned(session: Session, workload: str) -> bool:
+    """Whether a machine is cordoned on which the workload was one of those that failed."""
+    found = select(Machine.id).where(
+        Machine.cordon["code"].astext == ReasonCode.KEEPS_FAILING_GANGS.value,
+        Machine.failed_workloads.contains([workload]),
+    )
+    return session.execute(found.limit(1)).first() is not None

@@ -20,31 +20,32 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from agent import tasks
 from agent.config import AgentConfig
-from agent.logs import Shipping, log_tail
+from agent.failures import is_disk_full, launch_failure, refusal
+from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, outcome
 from agent.ports import reserve
 from agent.progress import NoticeReader, read_progress
-from agent.sealed import CannotUnseal
-from agent.staging import BadLaunch, StagedAttempt, Stager
+from agent.sealed import CannotUnseal, prove
+from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
-from agent.unpack import BadArchive
+from domain.blame import LaunchError
 from domain.protocol import (
-    STOPPED_ATTEMPT,
     Activity,
     Attend,
     NodeHeartbeat,
     NodeOutcome,
     NodePrepared,
     PrepareNode,
+    ProveKey,
     RunNode,
     StopNode,
 )
 
 _log = logging.getLogger(__name__)
-_TAILS_BYTES = 64 << 10
-"""Log tails of one node's exits together: they travel through Temporal's history."""
+_TRIES = 5
+"""How often a machine tries to start an attempt's tasks before the gang is placed anew."""
 
 
 class NodeActivities:
@@ -66,13 +67,13 @@ class NodeActivities:
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """What the worker registers."""
-        return [self.prepare, self.run, self.stop, self.attend]
+        return [self.prepare, self.run, self.stop, self.attend, self.prove_key]
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
         """Fetch the launch description, make the tasks' folders, reserve a port for each job led from here."""
         self._check_machine(request.machine)
-        with _detaching():
+        with _detaching(), self._judging(request):
             async with self._heartbeats():
                 staged = await self._stage(request)
                 ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
@@ -84,11 +85,12 @@ class NodeActivities:
         """Start this machine's tasks, or find those that were started, and stay with them to their end."""
         self._check_machine(request.machine)
         with _detaching():
-            async with self._heartbeats():
-                staged = await self._stage(request)
-                async with self._lock(request.workload_id):
-                    self._refuse_stopped(request.workload_id, request.attempt)
-                    await self._start(staged, request.masters)
+            with self._judging(request):
+                async with self._heartbeats():
+                    staged = await self._stage(request)
+                    async with self._lock(request.workload_id):
+                        self._refuse_stopped(request.workload_id, request.attempt)
+                        await self._start(staged, request.masters)
             try:
                 await self._watch(staged)
             finally:
@@ -108,7 +110,8 @@ class NodeActivities:
         """Stop what does not belong here any more, then heartbeat `ready` for as long as the agent lives."""
         self._check_machine(request.machine)
         if request.incarnation != self._state.incarnation():
-            raise _refusal("OtherIncarnation", f"machine {request.machine} has been off since {request.incarnation}")
+            message = f"machine {request.machine} has been off since {request.incarnation}"
+            raise ApplicationError(message, type="OtherIncarnation", non_retryable=True)
         with _detaching():
             self.attending += 1
             try:
@@ -123,24 +126,44 @@ class NodeActivities:
                 self.attending -= 1
                 self.let_go.set()
 
+    @activity.defn(name=Activity.PROVE_KEY.value)
+    async def prove_key(self, request: ProveKey) -> str:
+        """Show that this machine holds the key that it is known with, after it has got another."""
+        self._check_machine(request.machine)
+        try:
+            return prove(request.machine, self._state.private_keys(), request.challenge)
+        except CannotUnseal as error:
+            raise ApplicationError(str(error), type="CannotProve", non_retryable=True) from None
+
     def resume(self) -> None:
         """Ship what an earlier agent of this machine left unshipped. Needs a running event loop."""
         for folder in self._state.attempts():
-            try:
-                self._ship_all(folder)
-            except CannotUnseal as error:  # Then nothing can be masked, so nothing may leave the machine.
-                _log.error("output of %s stays here: %s", folder.key, error)
+            self._ship_all(folder)
 
     # ------------------------------------------------------------------------------------------------- what may run
 
     def _check_machine(self, machine: str) -> None:
         if machine != self._config.machine:
-            raise _refusal("WrongMachine", f"this is the agent of {self._config.machine}, not of {machine}")
+            raise refusal(LaunchError.WRONG_MACHINE, f"this is the agent of {self._config.machine}, not of {machine}")
 
     def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
         stopped = self._state.stopped_attempt(workload_id)
         if attempt <= stopped:
-            raise _refusal(STOPPED_ATTEMPT, f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here")
+            message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here"
+            raise refusal(LaunchError.STOPPED_ATTEMPT, message)
+
+    @contextlib.contextmanager
+    def _judging(self, request: PrepareNode | RunNode) -> Iterator[None]:
+        """Raises what goes wrong as a type of the closed list of launch errors (`domain.blame`).
+
+        An error that may pass is tried again here, but not for ever while no task has started: another machine may do.
+        """
+        try:
+            yield
+        except Exception as error:
+            folder = self._state.attempt(request.workload_id, request.attempt)
+            final = activity.info().attempt >= _TRIES and not self._state.is_started(folder)
+            raise launch_failure(error, final=final) from None
 
     async def _end_older(self, workload_id: str, attempt: int) -> None:
         """Whoever asks for an attempt has given up all older ones: what still runs of them is a zombie."""
@@ -156,12 +179,14 @@ class NodeActivities:
         """The attempt in its folder. Refuses one that was stopped, and ends older ones first."""
         self._refuse_stopped(request.workload_id, request.attempt)
         await self._end_older(request.workload_id, request.attempt)
-        try:
-            return await asyncio.to_thread(
-                self._stager.stage, request.workload_id, request.attempt, request.launch_key, request.bucket_url
-            )
-        except (BadLaunch, BadArchive, CannotUnseal) as error:
-            raise _refusal(type(error).__name__, str(error)) from None
+        return await asyncio.to_thread(
+            self._stager.stage,
+            request.workload_id,
+            request.attempt,
+            request.launch_key,
+            request.bucket_url,
+            request.launch_sha256,
+        )
 
     def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
         others = (a for a in self._state.attempts() if a.key != staged.folder.key and not self._state.is_over(a))
@@ -227,8 +252,15 @@ class NodeActivities:
     # ----------------------------------------------------------------------------------------------------- stopping
 
     async def _end(self, workload_id: str, attempt: int, grace_s: float) -> None:
-        """Stop a workload's attempts up to `attempt`, for good."""
-        await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
+        """Stop a workload's attempts up to `attempt`, for good.
+
+        Where the disk is full their tasks are stopped all the same; the refusal is on the disk when this returns.
+        """
+        try:
+            await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
         folders = [a for a in self._state.attempts() if a.workload_id == workload_id and a.attempt <= attempt]
         runs = [run for folder in folders for run in folder.runs()]
         # Whoever is starting tasks right now looks at the stopped attempt under the same lock.
@@ -238,6 +270,7 @@ class NodeActivities:
             await asyncio.sleep(self._config.poll_interval_s)
         for folder in folders:
             self._ship_all(folder)
+        await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
 
     async def _notify(self, runs: Sequence[RunFolder], grace_s: float, *, told: bool) -> None:
         def notify(run: RunFolder) -> None:
@@ -249,21 +282,27 @@ class NodeActivities:
 
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """How it ended, from the folders alone. Exits in the order in which tasks ended: the first failure first."""
-        tail_bytes = min(staged.launch.logs.tail_bytes, _TAILS_BYTES // max(1, len(staged.runs)))
-        found = outcome(self._config.machine, staged.runs, lambda run: log_tail(run, staged.masker, tail_bytes))
+        found = outcome(self._config.machine, staged.runs)
         return replace(found, notice=self._notices.current or found.notice)
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
         """`stopped` only if the stop ended something: tasks that had all ended by themselves count by how they did."""
         folder = self._state.attempt(request.workload_id, request.attempt)
-        staged = self._stager.load(folder)
+        try:
+            staged = self._stager.load(folder)
+        except CannotUnseal:
+            staged = None  # Its tasks were started with another key, before this folder lost it.
         if staged is not None:
             return self._outcome(staged)
         kept = kept_outcome(self._state, folder.key)
         return NodeOutcome(self._config.machine, [], [], stopped=True) if kept is None else kept
 
     def _ship_all(self, folder: AttemptFolder) -> None:
-        staged = self._stager.load(folder)
+        try:
+            staged = self._stager.load(folder)
+        except CannotUnseal as error:  # Then nothing can be masked, so nothing may leave the machine.
+            _log.error("output of %s stays here: %s", folder.key, error)
+            return
         if staged is not None:
             for run in folder.runs():
                 if tasks.look(run) is not State.ABSENT:
@@ -290,10 +329,6 @@ class NodeActivities:
             yield
         finally:
             beating.cancel()
-
-
-def _refusal(kind: str, message: str) -> ApplicationError:
-    return ApplicationError(message, type=kind, non_retryable=True)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,15 @@ class AgentConfig(BaseModel):
     run_as: str | None = None
     """User of the tasks; None: the agent's own. Another one needs an agent that runs as root."""
     cgroup: bool = True
-    """Give each task a cgroup v2 of its own, where the agent may."""
+    """Give each task cgroups of its own, with limits of memory and processes by what it asked for, where the agent
+    may."""
+    processes_per_task: int = Field(128, gt=0)
+    """A task may have so many processes and threads,"""
+    processes_per_cpu: int = Field(128, ge=0)
+    """and so many more for each CPU that it asked for."""
+    tenant_uids: tuple[int, int] | None = None
+    """First user id and how many: tasks of the tenant with number n run as first + n, which nobody else has. None: they
+    run as `run_as`, or as the agent. Needs an agent that runs as root."""
     heartbeat_interval_s: float = Field(1.0, gt=0)
     """Of a node whose tasks run."""
     attend_interval_s: float = Field(5.0, gt=0)
@@ -55,6 +63,8 @@ class AgentConfig(BaseModel):
     """How long a run's folder is kept after all its output was shipped."""
     keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
     """How long exit statuses are kept after that: Temporal may ask for them when it is back, or was restored."""
+    keep_stopped_s: float = Field(14 * 86400.0, gt=0)
+    """How long it is remembered which attempts were stopped here, after the last of them."""
     platform: str | None = None
     """Whose notices the agent listens to, by a name of `mizzen.notices` (`aws`) or of `mizzen.cadence` (`aws-spot`),
     which also tells its tasks how often they are interrupted; `detect`: the metadata servers are asked at the start.
@@ -74,14 +84,29 @@ class AgentConfig(BaseModel):
             raise ValueError(f"ports {first} to {last}: must be a range within 1 to 65535")
         if self.run_as is not None and os.geteuid() != 0:
             raise ValueError(f"run_as {self.run_as!r}: only an agent that runs as root can start tasks as another user")
+        if self.tenant_uids is not None and (os.geteuid() != 0 or min(self.tenant_uids) <= 0):
+            raise ValueError(f"tenant_uids {self.tenant_uids}: must be positive, and the agent must run as root")
         if self.platform is not None and self.platform not in (DETECT, *PLATFORMS, *PRIORS):
             known = ", ".join(dict.fromkeys((DETECT, *PLATFORMS, *PRIORS)))
             raise ValueError(f"platform {self.platform!r}: must be one of {known}")
         self.owner()
         return self
 
+    def owner_of(self, tenant_number: int | None) -> Owner | None:
+        """As whom a tenant's tasks run; None: as the agent. `tenant_number` is None in launches of earlier versions.
+
+        Raises:
+            ValueError: the tenant has no user id in the range.
+        """
+        if self.run_as is not None or self.tenant_uids is None or tenant_number is None:
+            return self.owner()
+        first, count = self.tenant_uids
+        if not 0 <= tenant_number < count:
+            raise ValueError(f"tenant number {tenant_number}: tenant_uids has {count} user ids")
+        return Owner(first + tenant_number, first + tenant_number, ())
+
     def owner(self) -> Owner | None:
-        """As whom tasks run; None: as the agent.
+        """As whom tasks run that are of no tenant in particular; None: as the agent.
 
         Raises:
             ValueError: there is no such user.

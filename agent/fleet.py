@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import shim
+from agent import cgroups, shim
 from agent.config import AgentConfig
 from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
@@ -224,9 +224,8 @@ def power_off(state_dir: Path) -> None:
     if left:
         raise PermissionError(f"power_off {state_dir}: processes {sorted(left)} could not be killed")
     for run in runs:
-        cgroup = run.cgroup()
-        if cgroup is not None:
-            shim.remove_cgroup(cgroup)
+        for path in run.cgroups():
+            cgroups.remove_cgroup(path)
     (state.path / "incarnation").unlink(missing_ok=True)
 
 

@@ -229,6 +229,7 @@ async def _tidy(config: AgentConfig, state: StateFolder) -> None:
         try:
             await asyncio.to_thread(tidy, state, config.keep_runs_s, config.machine)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
+            await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
         except OSError as error:
             _log.warning("%s: run folders could not be tidied: %s", config.machine, error)
 

@@ -7,7 +7,7 @@ of the jobs that run there.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC
 from pathlib import Path
 from typing import Any, Self
@@ -45,7 +45,7 @@ class LogLaunch(_Frozen):
     interval_s: float = Field(1.0, gt=0)
     """Less is shipped this often."""
     tail_bytes: int = Field(4096, ge=0)
-    """How much of its end a `TaskExit` carries."""
+    """Of earlier versions: the end of the output travelled with the exit status."""
 
 
 class JobLaunch(_Frozen):
@@ -93,6 +93,8 @@ class LaunchDescription(_Frozen):
     workload_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     name: str
     tenant: str
+    tenant_number: int | None = Field(None, ge=0)
+    """Which user the tenant's tasks run as, where tenants have users of their own (`AgentConfig.tenant_uids`)."""
     attempt: int = Field(gt=0)
     region: str
     checkpoint: CheckpointLaunch
@@ -156,6 +158,11 @@ class TaskLaunch:
     gid: int | None = None
     groups: tuple[int, ...] = ()
     cgroup: str | None = None
+    """A cgroup v2 in which all of it can be killed at once."""
+    limits: tuple[str, ...] = ()
+    """Cgroups with limits, which it joins before it runs."""
+    view: Mapping[str, list[str]] = field(default_factory=dict)
+    """What it sees of folders that its user may not enter (`agent.view`)."""
 
     def to_json(self) -> dict[str, Any]:
         """The shim's input."""

@@ -192,23 +192,6 @@ def _read_state(path: Path) -> dict[str, int]:
     return body
 
 
-def log_tail(run: RunFolder, masker: Masker, limit_bytes: int) -> str:
-    """The last lines of a task's output, masked, at most `limit_bytes` of what it wrote."""
-    try:
-        with run.output.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            first = max(0, size - limit_bytes - masker.longest)
-            file.seek(first)
-            text = file.read(limit_bytes + masker.longest)
-    except FileNotFoundError:
-        return ""
-    start = max(0, len(text) - limit_bytes)
-    if start and text[start - 1] != ord("\n"):
-        next_line = text.find(b"\n", start) + 1
-        start = next_line if 0 < next_line < len(text) else start
-    return masker.mask(text, start).decode(errors="replace")
-
-
 class Shipping:
     """Ships the output of every run that it is told of until it is all in the bucket: one asyncio task a run."""
 

@@ -5,12 +5,12 @@ that has ended must not be repeated then, so the exit statuses are kept much lon
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent import shim
+from agent import records
 from agent.progress import read_progress
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
@@ -19,11 +19,8 @@ from domain.protocol import NodeOutcome, TaskExit
 _OUTCOME = TypeAdapter(NodeOutcome)
 
 
-def outcome(machine: str, runs: Sequence[RunFolder], tail: Callable[[RunFolder], str]) -> NodeOutcome:
-    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first.
-
-    `tail` gives the end of a task's output.
-    """
+def outcome(machine: str, runs: Sequence[RunFolder]) -> NodeOutcome:
+    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first."""
     ended = [(run, end) for run in runs if (end := run.exit()) is not None]
     stops = [stop for run in runs if (stop := run.stop()) is not None]
     progress = [read_progress(run) for run in runs]
@@ -31,7 +28,14 @@ def outcome(machine: str, runs: Sequence[RunFolder], tail: Callable[[RunFolder],
     return NodeOutcome(
         machine=machine,
         exits=[
-            TaskExit(run.job, run.task, end.exit_code, end.signal, tail(run))
+            TaskExit(
+                run.job,
+                run.task,
+                end.exit_code,
+                end.signal,
+                memory_limit_bytes=end.memory_limit_bytes,
+                memory_peak_bytes=end.memory_peak_bytes,
+            )
             for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
             if end.started
         ],
@@ -42,14 +46,14 @@ def outcome(machine: str, runs: Sequence[RunFolder], tail: Callable[[RunFolder],
 
 
 def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> None:
-    """Keeps how all tasks of an attempt on `machine` ended, if they did, without their output."""
+    """Keeps how all tasks of an attempt on `machine` ended, if they did."""
     launch = attempt.launch()
     if launch is None:
         return
     runs = [attempt.run(place.job, place.task) for place in launch.on_machine(machine)]
     if runs and all(run.exit() is not None for run in runs):
-        body = _OUTCOME.dump_python(outcome(machine, runs, lambda _: ""), mode="json")
-        shim.write_durably(str(_file(state, attempt.key)), body)
+        body = _OUTCOME.dump_python(outcome(machine, runs), mode="json")
+        records.write_durably(str(_file(state, attempt.key)), body)
 
 
 def kept_outcome(state: StateFolder, key: str) -> NodeOutcome | None:

@@ -14,6 +14,10 @@ class NoFreePort(Exception):
     """Every port of the machine's range is reserved or in use."""
 
 
+class TooManyPorts(Exception):
+    """An attempt wants more ports on this machine than its range has."""
+
+
 def bindable(port: int) -> bool:
     """Whether the port can be bound on all addresses right now. Not where connections of its last owner linger."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -39,7 +43,11 @@ def reserve(
 
     Raises:
         NoFreePort: the range is used up; the message names it.
+        TooManyPorts: `jobs` are more than the range has ports.
     """
+    jobs = list(jobs)
+    if len(set(jobs)) > ports[1] - ports[0] + 1:
+        raise TooManyPorts(f"{attempt.key} leads {len(set(jobs))} jobs here; the range is {ports[0]} to {ports[1]}")
     with _reserving:
         held = attempt.ports()
         taken = {port for other in (*others, attempt) for port in other.ports().values()}

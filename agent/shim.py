@@ -1,7 +1,8 @@
 """The shim: one small process above each task, which outlives the agent and keeps the task's status.
 
-Run as `python -I -S -E shim.py FOLDER` with the launch as JSON on its standard input, so that no secret touches a disk.
-Standard library only, and imports nothing of ours. It leaves its parent's session and family, and in FOLDER
+Run by `agent.tasks.shim_command`, with the launch as JSON on its standard input, so that no secret touches a disk.
+Standard library only, with `records`, `cgroups` and `view`, which are too. It leaves its parent's session and family,
+and in FOLDER
 
 - holds `lock` (flock) for as long as it lives;
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
@@ -18,9 +19,6 @@ is told with it. Until the deadline the task's children may finish even if its f
 The task's dead leader is reaped last, so that its process group cannot become another's in the meantime.
 """
 
-# pathlib would double the imports of the shim, of which there is one for every task.
-# ruff: noqa: PTH100, PTH105, PTH106, PTH110, PTH120, PTH208
-
 import contextlib
 import ctypes
 import fcntl
@@ -32,10 +30,15 @@ import time
 from functools import cache
 from typing import Any, NoReturn
 
+from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
+from agent.records import reserve, write_durably, write_reserved
+from agent.view import enter_view
+
 PID_FILE = "pid.json"
 EXIT_FILE = "exit.json"
 STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
+_WRITE_AGAIN_S = 0.25
 CANNOT_RUN = 127
 """Exit code of a task whose command cannot be executed, as a shell has it."""
 
@@ -99,21 +102,6 @@ def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None =
     return found
 
 
-def write_durably(path: str, body: dict[str, Any]) -> None:
-    """Write `body` as JSON in one step: a temporary file, synced, renamed, the folder synced."""
-    temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
-    with open(temporary, "w") as file:
-        json.dump(body, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Have the kernel send `signum` to this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
@@ -123,12 +111,17 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
     """In the forked child: become the task once the shim has recorded it."""
     try:
         os.setsid()
-        if launch["cgroup"] is not None:
-            _join_cgroup(launch["cgroup"])
         os.dup2(output, 1)
         os.dup2(output, 2)
+        join(launch["limits"])
+        if launch["cgroup"] is not None:
+            with contextlib.suppress(OSError):  # The process tree is followed in any case.
+                join([launch["cgroup"]])
         if os.read(gate, 1) != b"x":
             os._exit(CANNOT_RUN)
+        os.umask(0o022)
+        if launch["view"]:
+            enter_view(launch["view"])
         if launch["uid"] is not None:
             os.fchown(1, launch["uid"], launch["gid"])
             os.setgroups(launch["groups"])
@@ -146,34 +139,6 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
     except BaseException as error:
         os.write(2, f"mizzen: cannot run {launch['argv'][0]!r}: {error}\n".encode())
     os._exit(CANNOT_RUN)
-
-
-def _join_cgroup(path: str) -> None:
-    # Best effort: the process tree is followed in any case.
-    with contextlib.suppress(OSError), open(f"{path}/cgroup.procs", "w") as file:
-        file.write("0")
-
-
-def kill_cgroup(path: str) -> None:
-    """Kill every process of a cgroup, where there is one that can be killed."""
-    with contextlib.suppress(OSError), open(f"{path}/cgroup.kill", "w") as file:
-        file.write("1")
-
-
-def remove_cgroup(path: str) -> None:
-    """Kill what is left in a cgroup and remove it; after a second with something unkillable in it, leave it."""
-    give_up_s = time.monotonic() + 1.0
-    while True:
-        kill_cgroup(path)
-        try:
-            os.rmdir(path)
-            return
-        except FileNotFoundError:
-            return
-        except OSError:  # The killed leave it only when the kernel has taken them apart.
-            if time.monotonic() > give_up_s:
-                return
-        time.sleep(0.005)
 
 
 class _Task:
@@ -245,12 +210,13 @@ class _Task:
 
     def kill(self) -> None:
         """SIGKILL to everything, until nothing is left that may be killed."""
+        limits = self.launch["limits"]
         if self.launch["cgroup"] is not None:
             kill_cgroup(self.launch["cgroup"])
         pause_s = 0.005
         while True:
             left = False
-            for pid in self.others() | ({self.pid} if not self.ended else set()):
+            for pid in self.others() | processes_in(limits) - {self.pid} | ({self.pid} if not self.ended else set()):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -297,11 +263,16 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         return  # Another shim has this run.
     if os.path.exists(f"{folder}/{PID_FILE}") or os.path.exists(f"{folder}/{EXIT_FILE}"):
         return
+    # Before anything runs: how it ends must be told, however full the disk is by then.
+    for name in (EXIT_FILE, STOP_FILE):
+        reserve(f"{folder}/{name}")
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     shim = os.getpid()
+    for name, value in (("limits", []), ("view", {})):
+        launch.setdefault(name, value)
     output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     gate, opener = os.pipe()
     pid = os.fork()
@@ -313,6 +284,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     os.close(output)
     identities = {"shim": shim, "task": pid}
     body: dict[str, Any] = {"boot_id": boot_id(), "started_at_s": time.time(), "cgroup": launch["cgroup"]}
+    body["limits"] = launch["limits"]
     for name, number in identities.items():
         stat = process_stat(number)
         body[name] = {"pid": number, "start": stat[2] if stat is not None else 0}
@@ -325,27 +297,40 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     task.wait()
     task.kill()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if launch["cgroup"] is not None:
-        remove_cgroup(launch["cgroup"])
-    exited = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
-    write_durably(f"{folder}/{EXIT_FILE}", {**exited, "ended_at_s": time.time()})
+    memory = memory_use(launch["limits"])
+    for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
+        remove_cgroup(path)
+    exited: dict[str, Any] = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+    exited["ended_at_s"] = time.time()
+    if memory is not None and code != 0:
+        exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
+    while True:
+        try:
+            write_reserved(f"{folder}/{EXIT_FILE}", exited)
+            return
+        except OSError as error:  # While this process lives, the agent waits for the status.
+            print(f"the exit status {exited} is not on the disk yet: {error}", file=sys.stderr, flush=True)
+            time.sleep(_WRITE_AGAIN_S)
 
 
 def main(folder: str) -> None:
-    """Start the shim of the run in `folder`; returns, in the first process, when the task is recorded or refused."""
+    """Start the shim of the run in `folder`; returns, in the first process, when the task is recorded or refused.
+
+    That process's exit code is the errno of a system call that failed before.
+    """
     launch = json.load(sys.stdin.buffer)
     os.setsid()
     recorded, started = os.pipe()
     if os.fork() != 0:
         os.close(started)
-        os.read(recorded, 1)
-        os._exit(0)
+        os._exit(int(os.read(recorded, 8) or b"0"))
     os.close(recorded)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    supervise(folder, launch, started)
+    try:
+        supervise(folder, launch, started)
+    except OSError as error:
+        if not os.path.exists(f"{folder}/{PID_FILE}"):  # Else `started` is closed.
+            os.write(started, str(error.errno or 0).encode())
+        raise
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 import uuid
@@ -11,23 +12,39 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.cgroups import make_cgroup
+from agent.cgroups import Limits, limit, make_cgroup
 from agent.config import AgentConfig
-from agent.launch import LaunchDescription, TaskLaunch, TaskPlace, environment
+from agent.isolation import give_bucket, needed_paths
+from agent.launch import LaunchDescription, Owner, TaskLaunch, TaskPlace, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
 from agent.sealed import Secrets, unseal
-from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder
-from agent.unpack import BadArchive, fill_workdir
+from agent.state import AttemptFolder, StateFolder, make_folder
+from agent.tasks import RunFolder, private
+from agent.unpack import fill_workdir
+from agent.view import view_for
 from domain.ids import archive_key
+from infra.archives import BadArchive
 from mizzen.objects import MissingObject, ObjectStore
 
 _CHUNK_BYTES = 8 << 20
+_log = logging.getLogger(__name__)
 
 
 class BadLaunch(Exception):
     """The launch description is not one, or is that of another attempt."""
+
+
+class ChangedLaunch(Exception):
+    """The launch description is not the one that the scheduler wrote."""
+
+
+class BucketUnavailable(Exception):
+    """The bucket does not answer, or lacks an object that the launch needs."""
+
+
+class DamagedArchive(Exception):
+    """The archive in the bucket is not the one that was uploaded."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,21 @@ class StagedAttempt:
         return [self.run(place) for place in self.places]
 
 
+@contextlib.contextmanager
+def _asking(key: str) -> Iterator[None]:
+    """Tells a bucket's failures, whatever its library calls them, from those of this machine."""
+    try:
+        yield
+    except Exception as error:
+        raise BucketUnavailable(f"{key}: {error}") from error
+
+
+def _check_launch(document: bytes, wanted: str, key: str) -> None:
+    found = hashlib.sha256(document).hexdigest()
+    if found != wanted:
+        raise ChangedLaunch(f"{key}: its SHA-256 is {found}, and the scheduler wrote {wanted}")
+
+
 class Stager:
     """Stages attempts in a machine's state folder. Blocking; repetition finds what the first try did."""
 
@@ -65,7 +97,7 @@ class Stager:
         self._notices = notices
         self._state = state
         self._open_bucket = open_bucket
-        self._owner = config.owner()
+        self._warned: set[str] = set()
 
     def load(self, folder: AttemptFolder) -> StagedAttempt | None:
         """An attempt that was staged before; None: it was not.
@@ -76,33 +108,49 @@ class Stager:
         launch = folder.launch()
         if launch is None:
             return None
-        secrets = unseal(self._state.private_key(), launch.sealed_secrets.get(self._config.machine))
+        secrets = unseal(self._state.private_keys(), launch.sealed_secrets.get(self._config.machine))
         return StagedAttempt(folder, launch, launch.on_machine(self._config.machine), secrets, Masker.of(secrets))
 
-    def stage(self, workload_id: str, attempt: int, launch_key: str, bucket_url: str) -> StagedAttempt:
+    def stage(
+        self, workload_id: str, attempt: int, launch_key: str, bucket_url: str, launch_sha256: str | None
+    ) -> StagedAttempt:
         """Fetch what is missing and make the folders of this machine's tasks.
+
+        `launch_sha256` is that of the description as the scheduler wrote it, in hexadecimal; None: its worker is of an
+        earlier version and does not say it.
 
         Raises:
             BadLaunch, BadArchive, CannotUnseal: what was fetched cannot be used, now or later.
-            MissingObject: the launch description or the archive is not in the bucket.
+            ChangedLaunch, DamagedArchive: what was fetched has another checksum.
+            BucketUnavailable: the launch description or the archive could not be fetched.
+            OSError: this machine cannot write what was fetched.
         """
         folder = self._state.attempt(workload_id, attempt)
         staged = self.load(folder)
+        if staged is not None and launch_sha256 is not None:
+            _check_launch(folder.document(), launch_sha256, launch_key)
         if staged is None:
             url = self._config.bucket_url or bucket_url
-            document = self._open_bucket(url).get(launch_key)
+            with _asking(launch_key):
+                document = self._open_bucket(url).get(launch_key)
+            if launch_sha256 is not None:
+                _check_launch(document, launch_sha256, launch_key)
             try:
                 launch = LaunchDescription.model_validate_json(document)
             except ValidationError as error:
                 raise BadLaunch(f"{launch_key}: {error}") from None
             if (launch.workload_id, launch.attempt) != (workload_id, attempt):
                 raise BadLaunch(f"{launch_key}: is of {launch.workload_id}.{launch.attempt}, not of {folder.key}")
-            unseal(self._state.private_key(), launch.sealed_secrets.get(self._config.machine))
+            unseal(self._state.private_keys(), launch.sealed_secrets.get(self._config.machine))
+            self._state.reserve_stop(workload_id)
             folder.save_launch(document, url)
             staged = self.load(folder)
             assert staged is not None
         missing = [place for place in staged.places if not staged.run(place).work.exists()]
         if missing:
+            owner = self._owner(staged)
+            if owner is not None:
+                give_bucket(self._config.bucket_url or bucket_url, staged.launch, owner)
             with self._archive(staged) as archive:
                 for place in missing:
                     self._make_folder(staged, place, archive)
@@ -129,7 +177,7 @@ class Stager:
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
         )
-        owner = self._owner
+        owner = self._owner(staged)
         return TaskLaunch(
             argv=job.argv if job.script is None else ("/bin/sh", "-eu", str(run.path / "script.sh")),
             env=env,
@@ -140,7 +188,30 @@ class Stager:
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
             cgroup=make_cgroup(run.run_id) if self._config.cgroup else None,
+            limits=self._limits(run, place),
+            view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
         )
+
+    def _owner(self, staged: StagedAttempt) -> Owner | None:
+        try:
+            return self._config.owner_of(staged.launch.tenant_number)
+        except ValueError as error:
+            raise BadLaunch(f"{staged.folder.key}: {error}") from None
+
+    def _limits(self, run: RunFolder, place: TaskPlace) -> tuple[str, ...]:
+        """Cgroups with what the task asked for. What cannot be limited is said once."""
+        if not self._config.cgroup or not place.memory_bytes:
+            return ()
+        processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
+        folders, missing = limit(run.run_id, Limits(place.memory_bytes, processes, place.cpus_milli))
+        new = [name for name in missing if name not in self._warned]
+        if new:
+            self._warned.update(new)
+            _log.warning(
+                "tasks are not limited in %s: this agent may not make such cgroups; run it as root, or delegate them",
+                ", ".join(new),
+            )
+        return tuple(folders)
 
     @contextlib.contextmanager
     def _archive(self, staged: StagedAttempt) -> Iterator[Path | None]:
@@ -151,33 +222,39 @@ class Stager:
             return
         bucket = self.bucket(staged.folder)
         key = archive_key(sha256)
-        size = bucket.size(key)
-        if size is None:
-            raise MissingObject(f"no object {key!r} in the region's bucket")
+        with _asking(key):
+            size = bucket.size(key)
+            if size is None:
+                raise MissingObject(f"no object {key!r} in the region's bucket")
         if size > self._config.max_archive_bytes:
             raise BadArchive(f"{key}: {size} bytes, more than the {self._config.max_archive_bytes} that are unpacked")
         path = staged.folder.path / f"archive.{uuid.uuid4().hex}.tmp"
         try:
             digest = hashlib.sha256()
-            with path.open("wb") as file:
+            with open(path, "wb", opener=private) as file:
                 for start in range(0, size, _CHUNK_BYTES):
-                    chunk = bucket.get_range(key, start, start + _CHUNK_BYTES)
+                    with _asking(key):
+                        chunk = bucket.get_range(key, start, start + _CHUNK_BYTES)
                     digest.update(chunk)
                     file.write(chunk)
             if digest.hexdigest() != sha256:
-                raise BadArchive(f"{key}: its SHA-256 is {digest.hexdigest()}")
+                raise DamagedArchive(f"{key}: its SHA-256 is {digest.hexdigest()}")
             yield path
         finally:
             path.unlink(missing_ok=True)
 
     def _make_folder(self, staged: StagedAttempt, place: TaskPlace, archive: Path | None) -> None:
         run = staged.run(place)
-        run.path.mkdir(mode=0o711, exist_ok=True)
-        run.report.parent.mkdir(exist_ok=True)
-        if self._owner is not None:
-            os.chown(run.report.parent, self._owner.uid, self._owner.gid)
-        script = staged.launch.jobs[place.job].script
+        make_folder(run.path)
+        run.report.parent.mkdir(mode=0o700, exist_ok=True)
+        owner = self._owner(staged)
+        script, path = staged.launch.jobs[place.job].script, run.path / "script.sh"
         if script is not None:
-            (run.path / "script.sh").write_bytes(script.encode())
+            with open(path, "wb", opener=private) as file:
+                file.write(script.encode(errors="replace"))
+        if owner is not None:
+            os.chown(run.report.parent, owner.uid, owner.gid)
+            if script is not None:
+                os.chown(path, owner.uid, owner.gid)
         # Last: its presence says that the folder is complete.
-        fill_workdir(run.work, archive, staged.launch.files, owner=self._owner)
+        fill_workdir(run.work, archive, staged.launch.files, owner=owner)

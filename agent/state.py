@@ -2,6 +2,7 @@
 
     agent.lock, agent.json      held and written by the running agent
     key                         the X25519 private key (mode 0600)
+    key.previous                the one before, where it was rotated
     incarnation                 this boot of the machine; gone after `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
     stopped/WORKLOAD            the last attempt of a workload that was told to stop: it and older ones are refused
@@ -14,16 +15,18 @@ JSON files are replaced in one step and synced.
 
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from agent import sealed, shim, tasks
+from agent import records, sealed, shim, tasks
 from agent.launch import LaunchDescription
 from agent.processes import Identity
 from agent.tasks import RunFolder, State
@@ -31,6 +34,7 @@ from infra.errors import ConfigurationError
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 POWERED_OFF = "powered-off"
+_log = logging.getLogger(__name__)
 
 
 class AttemptFolder:
@@ -53,6 +57,10 @@ class AttemptFolder:
         except FileNotFoundError:
             return None
 
+    def document(self) -> bytes:
+        """The launch description as it was fetched, byte for byte."""
+        return (self.path / "launch.json").read_bytes()
+
     def bucket_url(self) -> str | None:
         """The bucket that it came from, and that logs go to."""
         body = read_json(self.path / "bucket.json")
@@ -60,9 +68,9 @@ class AttemptFolder:
 
     def save_launch(self, document: bytes, bucket_url: str) -> None:
         """Keep the launch description (JSON) and where it came from."""
-        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
-        shim.write_durably(str(self.path / "bucket.json"), {"url": bucket_url})
-        shim.write_durably(str(self.path / "launch.json"), json.loads(document))
+        make_folder(self.path)
+        records.write_durably(str(self.path / "bucket.json"), {"url": bucket_url})
+        records.write_durably(str(self.path / "launch.json"), document)
 
     def ports(self) -> dict[str, int]:
         """Job to the port that is reserved for its rendezvous."""
@@ -70,8 +78,8 @@ class AttemptFolder:
 
     def save_ports(self, ports: dict[str, int]) -> None:
         """Keep the reservation."""
-        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
-        shim.write_durably(str(self.path / "ports.json"), ports)
+        make_folder(self.path)
+        records.write_durably(str(self.path / "ports.json"), ports)
 
     def run(self, job: str, task: int) -> RunFolder:
         """The folder of one of its tasks, which may not be there yet."""
@@ -102,10 +110,10 @@ class StateFolder:
         self.path = path.absolute()
         self._lock: int | None = None
         self._fence = threading.Lock()
-        # Tasks of other users must be able to pass through, and to see nothing.
-        self.path.mkdir(mode=0o711, parents=True, exist_ok=True)
-        for name in ("runs", "stopped", "outcomes"):
-            (self.path / name).mkdir(mode=0o711, exist_ok=True)
+        self._fenced: dict[str, int] = {}
+        """Attempts that are refused although the disk is too full to say so."""
+        for name in ("", "runs", "stopped", "outcomes"):
+            make_folder(self.path / name)
 
     def acquire(self, patience_s: float = 15.0) -> None:
         """Become the one agent of this folder, and record who that is.
@@ -128,7 +136,10 @@ class StateFolder:
                 time.sleep(0.1)
         me = Identity.of(os.getpid())
         body = {"pid": me.pid, "start": me.start, "boot_id": me.boot_id}
-        shim.write_durably(str(self.path / "agent.json"), body)
+        try:
+            records.write_durably(str(self.path / "agent.json"), body)
+        except OSError as error:  # A full disk: who the agent is matters less than that there is one.
+            _log.warning("%s: %s", self.path / "agent.json", error)
 
     def release(self) -> None:
         """Let another agent have the folder."""
@@ -140,6 +151,18 @@ class StateFolder:
         """The agent that last ran on it."""
         body = read_json(self.path / "agent.json")
         return None if body is None else Identity.from_json(body, str(body["boot_id"]))
+
+    def private_keys(self) -> list[bytes]:
+        """The machine's private key, made if there is none, and then the one before it, if it was rotated."""
+        previous = self.path / "key.previous"
+        return [self.private_key(), *([previous.read_bytes()] if previous.exists() else [])]
+
+    def rotate_key(self) -> None:
+        """Have a new key from now on. The one before is kept, so that the machine can prove that it is the same."""
+        path = self.path / "key"
+        if path.exists():
+            path.replace(self.path / "key.previous")
+        self.private_key()
 
     def private_key(self) -> bytes:
         """The machine's private key; made if there is none."""
@@ -161,19 +184,41 @@ class StateFolder:
         boot = shim.boot_id()
         if body is None or body["boot_id"] != boot:
             body = {"boot_id": boot, "chance": secrets.token_hex(4)}
-            shim.write_durably(str(path), body)
+            records.write_durably(str(path), body)
         return f"{body['boot_id']}.{body['chance']}"
 
     def stopped_attempt(self, workload_id: str) -> int:
         """The last attempt that was told to stop; 0: none."""
+        return max(self._recorded_stop(workload_id), self._fenced.get(workload_id, 0))
+
+    def _recorded_stop(self, workload_id: str) -> int:
         body = read_json(self.path / "stopped" / check_workload(workload_id))
         return 0 if body is None else int(body["attempt"])
 
     def stop_attempts(self, workload_id: str, attempt: int) -> None:
-        """Refuse `attempt` and older ones from now on. Durable, and never taken back."""
+        """Refuse `attempt` and older ones from now on. Durable, and never taken back.
+
+        Raises:
+            OSError: it could not be written; this agent refuses them all the same.
+        """
         with self._fence:
-            if attempt > self.stopped_attempt(workload_id):
-                shim.write_durably(str(self.path / "stopped" / workload_id), {"attempt": attempt})
+            if attempt > self._recorded_stop(workload_id):
+                self._fenced[workload_id] = max(attempt, self._fenced.get(workload_id, 0))
+                records.write_reserved(str(self.path / "stopped" / workload_id), {"attempt": attempt})
+                del self._fenced[workload_id]
+
+    def forget_stopped(self, keep_s: float) -> None:
+        """Forget stops that were recorded more than `keep_s` seconds ago, unless something of the workload is here."""
+        here = {attempt.workload_id for attempt in self.attempts()}
+        with self._fence:
+            for path in (self.path / "stopped").iterdir():
+                workload_id = path.name.partition(".")[0]
+                if workload_id not in here and time.time() - path.stat().st_mtime > keep_s:
+                    path.unlink(missing_ok=True)
+
+    def reserve_stop(self, workload_id: str) -> None:
+        """Reserve the disk space in which `stop_attempts` refuses a workload's attempts."""
+        records.reserve(str(self.path / "stopped" / check_workload(workload_id)))
 
     def attempt(self, workload_id: str, attempt: int) -> AttemptFolder:
         """The folder of an attempt, which may not be there yet."""
@@ -202,6 +247,17 @@ class StateFolder:
             if number.isdigit() and _WORKLOAD.fullmatch(workload_id):
                 found.append(self.attempt(workload_id, int(number)))
         return sorted(found, key=lambda a: (a.workload_id, a.attempt))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that others cannot list, and enter only where tasks may run as other users: under a root agent.
+
+    One that is there gets the same mode.
+    """
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)
 
 
 def check_workload(workload_id: str) -> str:

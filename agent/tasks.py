@@ -13,6 +13,7 @@ few milliseconds where not said otherwise.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-from agent import shim
+from agent import cgroups, records, shim
 from agent.launch import TaskLaunch
 from agent.processes import Identity, kill_until_gone, with_run_ids
 from domain.ids import run_id
@@ -61,6 +62,9 @@ class Exit:
     signal: int | None
     ended_at_s: float
     started: bool
+    memory_limit_bytes: int | None = None
+    """Set where the kernel killed one of its processes because the task had reached its limit of memory."""
+    memory_peak_bytes: int | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -118,7 +122,14 @@ class RunFolder:
         body = self._read(shim.EXIT_FILE)
         if body is None:
             return None
-        return Exit(body.get("exit_code"), body.get("signal"), float(body["ended_at_s"]), body.get("started", True))
+        return Exit(
+            body.get("exit_code"),
+            body.get("signal"),
+            float(body["ended_at_s"]),
+            body.get("started", True),
+            body.get("memory_limit_bytes"),
+            body.get("memory_peak_bytes"),
+        )
 
     def stop(self) -> Stop | None:
         """The stop that it was told of, if any."""
@@ -135,10 +146,10 @@ class RunFolder:
         boot_id = str(body["boot_id"])
         return Identity.from_json(body["shim"], boot_id), Identity.from_json(body["task"], boot_id)
 
-    def cgroup(self) -> str | None:
-        """The task's cgroup, if it has one."""
+    def cgroups(self) -> list[str]:
+        """The task's cgroups: those with limits, and one in which all of it can be killed at once."""
         body = self._read(shim.PID_FILE)
-        return None if body is None else body["cgroup"]
+        return [] if body is None else sorted({*body.get("limits", []), *filter(None, [body["cgroup"]])})
 
     def _read(self, name: str) -> Any:
         try:
@@ -161,17 +172,31 @@ class RunFolder:
             os.close(descriptor)
 
 
+def private(path: str, flags: int) -> int:
+    """An opener (`open`) of files that only their owner may read."""
+    return os.open(path, flags, 0o600)
+
+
+_SHIM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from agent.shim import main; main(sys.argv[1])"
+
+
+def shim_command(folder: Path) -> list[str]:
+    """The command that starts the shim of the run in `folder`. It sees nothing of the environment's packages."""
+    return [sys.executable, "-I", "-S", "-E", "-c", _SHIM, str(Path(shim.__file__).parents[1]), str(folder)]
+
+
 def start(run: RunFolder, launch: TaskLaunch) -> None:
     """Start the task, if nobody has: returns when it is recorded. The shim decides, so repetition does no harm.
 
     Raises:
         NotStarted: the shim failed before it had recorded the task.
+        OSError: the disk is full.
     """
     if look(run) is not State.ABSENT:
         return
-    with (run.path / "shim.log").open("ab") as log:
+    with open(run.path / "shim.log", "ab", opener=private) as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-E", shim.__file__, str(run.path)],
+            shim_command(run.path),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -180,6 +205,8 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
         )
         process.communicate(json.dumps(launch.to_json()).encode())
     if look(run) is State.ABSENT and not _recorded(run):
+        if process.returncode in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(process.returncode, os.strerror(process.returncode), str(run.path))
         complaint = (run.path / "shim.log").read_text(errors="replace")[-2000:]
         raise NotStarted(f"task {run.run_id} could not be started: {complaint.strip() or 'its shim was killed'}")
 
@@ -242,7 +269,7 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
         "deadline_boot_s": deadline_s if before is None else min(deadline_s, before.deadline_boot_s),
         "told": told or (before is not None and before.told),
     }
-    shim.write_durably(str(run.path / shim.STOP_FILE), body)
+    records.write_reserved(str(run.path / shim.STOP_FILE), body)
     identities[0].send(SIGTERM)
 
 
@@ -267,14 +294,16 @@ def _sweep(run: RunFolder) -> None:
     identities = run.identities()
     if identities is not None:
         identities[1].send(SIGKILL)
-    cgroup = run.cgroup()
-    if cgroup is not None:
-        shim.kill_cgroup(cgroup)
-    kill_until_gone(lambda: with_run_ids({run.run_id}))
-    if cgroup is not None:
-        shim.remove_cgroup(cgroup)
+    folders = run.cgroups()
+    for path in folders:
+        cgroups.kill_cgroup(path)
+    kill_until_gone(lambda: with_run_ids({run.run_id}) | cgroups.processes_in(folders))
+    for path in folders:
+        cgroups.remove_cgroup(path)
 
 
 def _write_exit(run: RunFolder, *, started: bool) -> None:
+    if started and records.recover_reserved(str(run.path / shim.EXIT_FILE)):
+        return  # Its shim was killed between the record and its name.
     body = {"exit_code": None, "signal": None, "started": started, "ended_at_s": time.time()}
-    shim.write_durably(str(run.path / shim.EXIT_FILE), body)
+    records.write_reserved(str(run.path / shim.EXIT_FILE), body)

@@ -125,6 +125,12 @@ def log_prefix(workload_id: str, attempt: int, job: str, task: int) -> str:
     return f"logs/{workload_id}/{attempt}/{job}/{task}/"
 
 
+def task_log(workload_id: str, attempt: int, task: str) -> str:
+    """`log_prefix` of a task that is named `job/task`."""
+    job, _, number = task.partition("/")
+    return log_prefix(workload_id, attempt, job, int(number))
+
+
 def launch_key(workload_id: str, attempt: int) -> str:
     """Where an attempt's launch description is in its region's bucket."""
     return f"launches/{workload_id}/{attempt}.json"

@@ -60,6 +60,8 @@ class WorkloadInput:
     """Attempts in a row whose checkpoint could not be loaded; those that did not come so far are passed over."""
     ran_s: float = 0.0
     """Seconds of running in all earlier attempts."""
+    refusals: int = 0
+    """Launches in a row that failed and blamed nobody, or a machine."""
     mails: list[Mail] = field(default_factory=list)
     """Mail that was not dealt with yet."""
     seen_mail: list[int] = field(default_factory=list)
@@ -113,6 +115,8 @@ class LaunchPlan:
     heartbeat_timeout_s: float
     node_lost_after_s: float
     """How long a node's work may wait for its agent before the machine counts as lost."""
+    launch_sha256: str | None = None
+    """SHA-256 of the launch description, in hexadecimal: agents refuse another one. None: of an earlier version."""
 
 
 @dataclass
@@ -233,6 +237,10 @@ class TaskExit:
     exit_code: int | None = None
     signal: int | None = None
     log_tail: str = ""
+    """Of agents of earlier versions only: what tasks print does not travel through Temporal's history."""
+    memory_limit_bytes: int | None = None
+    """Set where the kernel killed one of its processes because the task had reached its limit of memory."""
+    memory_peak_bytes: int | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -257,6 +265,8 @@ class PrepareNode:
     launch_key: str
     bucket_url: str
     leads_jobs: list[str]
+    launch_sha256: str | None = None
+    """`LaunchPlan.launch_sha256`."""
 
 
 @dataclass
@@ -279,6 +289,8 @@ class RunNode:
     bucket_url: str
     masters: dict[str, str]
     """Job to `address:port` of its rendezvous."""
+    launch_sha256: str | None = None
+    """`LaunchPlan.launch_sha256`."""
 
 
 @dataclass
@@ -302,10 +314,6 @@ class NodeOutcome:
     stopped: bool = False
     notice: NoticeReport | None = None
     """The platform's word that it takes this machine, heard by the agent or by a task, if there was one."""
-
-
-STOPPED_ATTEMPT = "StoppedAttempt"
-"""The type of the error with which an agent refuses an attempt that it was told to stop."""
 
 
 @dataclass
@@ -339,6 +347,8 @@ class Hello:
     """X25519, base64: secrets of its tasks are sealed to it."""
     runs: list[str] = field(default_factory=list)
     """`workload.attempt` of what still runs there."""
+    key_proof: str = ""
+    """Answer to `Welcome.challenge`, where the machine holds the pinned key too."""
 
 
 @dataclass
@@ -348,6 +358,18 @@ class Welcome:
     stop: list[str]
     heartbeat_timeout_s: float
     lost_after_s: float = 30.0
+    refused: bool = False
+    """The machine is known with another key: nothing was registered."""
+    challenge: str | None = None
+    """Where refused: base64 of a sealed box for the pinned key, to be opened by the agent (`Activity.PROVE_KEY`)."""
+
+
+@dataclass
+class ProveKey:
+    """Asks an agent to show that it holds the key that its machine is known with, beside the one that it has now."""
+
+    machine: str
+    challenge: str
 
 
 @dataclass
@@ -457,4 +479,5 @@ class Activity(StrEnum):
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
+    PROVE_KEY = "machine.prove_key"  # ProveKey -> str
     ATTEND = "machine.attend"  # Attend -> None, only ever ends by failure or shutdown

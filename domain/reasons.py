@@ -46,11 +46,13 @@ class ReasonCode(StrEnum):
     MACHINE_LOST = "machine_lost"
     PLATFORM_NOTICE = "platform_notice"
     LAUNCH_FAILED = "launch_failed"
+    CANNOT_START = "cannot_start"
     NO_PROGRESS = "no_progress"
     STACK_STOPPED = "stack_stopped"
     # Why it ended.
     COMPLETED = "completed"
     TASK_FAILED = "task_failed"
+    OUT_OF_MEMORY = "out_of_memory"
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
@@ -59,6 +61,7 @@ class ReasonCode(StrEnum):
     # Machines.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
+    KEY_NOT_TRUSTED = "key_not_trusted"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -104,10 +107,14 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
     ReasonCode.PLATFORM_NOTICE: "{platform} takes machine {machine} ({notice}): {words}",
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
+    ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s, more than the {limit_s} s that it allows",
     ReasonCode.STACK_STOPPED: "mizzen was stopped; it goes on at the next start",
     ReasonCode.COMPLETED: "all {tasks} tasks ended with exit code 0",
     ReasonCode.TASK_FAILED: "task {task} ended with {status}",
+    ReasonCode.OUT_OF_MEMORY: (
+        "task {task} ran out of memory: it used {peak_bytes} bytes of the {limit_bytes} that its document asks for"
+    ),
     ReasonCode.RETRIES_EXHAUSTED: "task {task} ended with {status} and all {retries} retries are used up",
     ReasonCode.CHECKPOINT_UNLOADABLE: (
         "task {task} could not load its checkpoint ({failures} of at most {limit} attempts in a row): {error}"
@@ -116,7 +123,13 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s of the {limit_s} s that it allows",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
-    ReasonCode.KEEPS_FAILING_GANGS: "{failures} gangs in a row lost or failed to start tasks here, the last {workload}",
+    ReasonCode.KEY_NOT_TRUSTED: (
+        "it announces itself with another key ({key}) than it is known with ({pinned});"
+        " `mizzen machines trust` accepts it"
+    ),
+    ReasonCode.KEEPS_FAILING_GANGS: (
+        "{failures} workloads in a row lost or failed to start tasks here, the last {workload}"
+    ),
 }
 
 

@@ -142,6 +142,8 @@ class LifecycleSettings(_Section):
     """Workloads whose progress is read at a time; with more that run, each is read less often."""
     keep_finished_s: float = Field(14 * 86400.0, gt=0)
     """How long logs and checkpoints of finished workloads are kept."""
+    keep_archives_s: float = Field(30 * 86400.0, gt=0)
+    """How long an uploaded working directory is kept, and longer while an unfinished workload names it."""
     keep_records_s: float = Field(90 * 86400.0, gt=0)
     """How long finished workloads stay listed."""
 
@@ -159,6 +161,28 @@ class ReconcileSettings(_Section):
     """All workflows are listed at least this often, also where their count gives no reason."""
     singletons_s: float = Field(5.0, gt=0)
     """How often the workflows, schedules and search attributes of the installation are asserted."""
+
+
+class TaskSettings(_Section):
+    """What tasks may use and see of the machines of an agent, and how long agents remember them."""
+
+    keep_runs_s: float = Field(600.0, ge=0)
+    """How long a run's folder stays on its machine after all its output was shipped."""
+    keep_stopped_s: float = Field(14 * 86400.0, gt=0)
+    """How long an agent remembers that a workload's attempts were stopped there: a start that comes later than this,
+    which Temporal would have to hold back for so long, would not be refused."""
+
+    limits: bool = True
+    """Limit each task's memory and processes, and weigh its CPU, by what it asked for, where the agent may."""
+    processes_per_task: int = Field(128, gt=0)
+    """A task may have so many processes and threads,"""
+    processes_per_cpu: int = Field(128, ge=0)
+    """and so many more for each CPU that it asks for."""
+    separate_tenants: bool = True
+    """Where the agent runs as root and no `run_as` is given: each tenant's tasks run as a user of their own."""
+    first_uid: int = Field(2_000_000, gt=0)
+    """User ids of tenants: this and their number; the same on all machines that share a bucket of files."""
+    uids: int = Field(100_000, gt=0)
 
 
 class CopySettings(_Section):
@@ -290,6 +314,7 @@ class Settings(_Section):
     lifecycle: LifecycleSettings = LifecycleSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
+    tasks: TaskSettings = TaskSettings()
     tetris: TetrisSettings = TetrisSettings()
     liveness: LivenessSettings = LivenessSettings()
     logs: LogSettings = LogSettings()

@@ -70,6 +70,11 @@ def decrypt_secret(master_key: bytes, box: bytes) -> str:
     return SecretBox(master_key).decrypt(box).decode()
 
 
+def key_fingerprint(public_key: str) -> str:
+    """How people compare keys: 16 hexadecimal digits of a public key's SHA-256."""
+    return hashlib.sha256(public_key.encode()).hexdigest()[:16]
+
+
 def seal_for_machine(public_key: str, body: bytes) -> str:
     """`body` sealed to a machine's X25519 key (base64), in base64: only its agent can open it."""
     box = SealedBox(PublicKey(base64.b64decode(public_key)))

@@ -1,5 +1,8 @@
 """Agents as commands start them: one for this machine, or one for each machine of a fleet file."""
 
+import getpass
+import logging
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,15 @@ from pydantic import ValidationError
 from agent.config import AgentConfig
 from agent.fleet import serve_many
 from agent.host import run_agent as run_one
+from agent.isolation import why_not_separate
+from agent.state import StateFolder, make_folder
 from domain.ids import NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.config import Settings
 from infra.errors import ConfigurationError
 from infra.stack.fleet import load_fleet
 
+_log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
 _PORTS_EACH = 40
 """Rendezvous ports of each machine where several share this computer's address."""
@@ -32,6 +38,8 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
         ConfigurationError: the file is not usable, or has more machines than there are ports for.
     """
     fleet = load_fleet(fleet_file)
+    make_folder(settings.data_dir / "machines")
+    separate = _tenant_uids(settings, settings.data_dir / "machines")
     buckets = {r.name: fleet.bucket_url(r, settings.data_dir) for r in fleet.regions}
     configs = []
     for number, machine in enumerate(fleet.machines()):
@@ -52,6 +60,8 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 bucket_url=buckets[machine["region"]],
                 state_dir=machine_state_dir(settings.data_dir, machine["id"]),
                 attend_interval_s=min(5.0, settings.lifecycle.heartbeat_timeout_s / 4),
+                run_as=entry.run_as,
+                **_task_options(settings, None if entry.run_as else separate),
             )
         )
     serve_many(configs, settings.temporal, stuck_after_s=settings.liveness.restart_after_s)
@@ -90,8 +100,44 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         state_dir=options["state_dir"],
         run_as=options["run_as"],
         platform=options["platform"],
+        **_task_options(settings, None if options["run_as"] else _tenant_uids(settings, Path(options["state_dir"]))),
     )
+    if options["rotate_key"]:
+        StateFolder(config.state_dir).rotate_key()
     run_one(config, settings.temporal)
+
+
+def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> dict[str, Any]:
+    tasks = settings.tasks
+    return {
+        "cgroup": tasks.limits,
+        "keep_runs_s": tasks.keep_runs_s,
+        "keep_stopped_s": tasks.keep_stopped_s,
+        "processes_per_task": tasks.processes_per_task,
+        "processes_per_cpu": tasks.processes_per_cpu,
+        "tenant_uids": tenant_uids,
+    }
+
+
+def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
+    """User ids for tenants' tasks; None, and a warning, where their tasks run as the agent's user."""
+    shared = why_shared(settings, folder)
+    if shared is None:
+        return settings.tasks.first_uid, settings.tasks.uids
+    _log.warning("%s", shared)
+    return None
+
+
+def why_shared(settings: Settings, folder: Path) -> str | None:
+    """Why tasks of all tenants share the agent's user, and what to do about it, in a line; None: they do not."""
+    user = f"tasks of all tenants run as {getpass.getuser()}, and can read what it can"
+    if not settings.tasks.separate_tenants:
+        return f"{user}: tasks.separate_tenants is false in the settings"
+    why = why_not_separate(folder, (settings.tasks.first_uid, settings.tasks.uids))
+    if why is None:
+        return None
+    what = "start mizzen as root, or" if os.geteuid() != 0 else "install mizzen where every user can read it, or"
+    return f"{user}: {why}; {what} give its machines a user of their own (run_as)"
 
 
 def _config(**values: Any) -> AgentConfig:

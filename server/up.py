@@ -4,13 +4,17 @@ import asyncio
 import signal
 
 import click
+from sqlalchemy import func, select
 
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
+from infra.db.models import Tenant
+from infra.db.session import open_engine, transaction
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.words import plural
+from server.agents import why_shared
 
 
 def _say(line: str) -> None:
@@ -61,5 +65,24 @@ def _show(stack: EmbeddedStack) -> None:
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")
     _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
+    _warn_of_sharing(stack)
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
     _say("Ctrl-C saves workloads and stops it; they go on at the next `mizzen up` on the same folder.")
+
+
+def _warn_of_sharing(stack: EmbeddedStack) -> None:
+    """Says at each start that tenants are not separated from each other, where there is more than one."""
+    own = [machine["entry"] for machine in stack.fleet.machines() if machine["entry"].run_as is None]
+    if not own:
+        return
+    shared = why_shared(stack.settings, stack.data_dir / "machines")
+    if shared is None:
+        return
+    engine = open_engine(stack.database_url, pool_size=1)
+    try:
+        with transaction(engine) as session:
+            tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
+    finally:
+        engine.dispose()
+    if tenants > 1:
+        _say(f"WARNING: {tenants} tenants: {shared}")

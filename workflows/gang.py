@@ -6,12 +6,12 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
+    from domain.blame import Blame, LaunchError, verdict
     from domain.protocol import (
-        STOPPED_ATTEMPT,
         Activity,
         LaunchPlan,
         NodeLaunch,
@@ -37,7 +37,9 @@ class LaunchFailure:
     """Why a gang could not be started."""
 
     reason: Reason
-    blames_machine: str
+    blames_machine: str | None
+    blames_workload: bool = False
+    """No other machine could start it either."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Failure:
 
     name: str
     status: str
-    log_tail: str
+    memory: dict[str, int] | None = None
+    """Limit and peak, where its memory ran out."""
 
 
 @dataclass
@@ -98,7 +101,7 @@ class Gang:
             elif isinstance(answer, ActivityError) and _stopped_before(answer):
                 self._stopped_before = True
             elif isinstance(answer, ActivityError):
-                failed = failed or self._why_not_started(node.machine, answer)
+                failed = self._worse(failed, self._why_not_started(node.machine, answer))
             elif isinstance(answer, BaseException):
                 raise answer
         return failed
@@ -107,7 +110,13 @@ class Gang:
         prepared: NodePrepared = await workflow.execute_activity(
             Activity.PREPARE_NODE.value,
             PrepareNode(
-                self._id, self._attempt, node.machine, self._plan.launch_key, self._plan.bucket_url, node.leads_jobs
+                self._id,
+                self._attempt,
+                node.machine,
+                self._plan.launch_key,
+                self._plan.bucket_url,
+                node.leads_jobs,
+                self._plan.launch_sha256,
             ),
             task_queue=ids.agent_queue(node.machine),
             result_type=NodePrepared,
@@ -120,10 +129,21 @@ class Gang:
 
     @staticmethod
     def _why_not_started(machine: str, error: ActivityError) -> LaunchFailure:
+        kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
         if isinstance(error.cause, TimeoutError):
-            return LaunchFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
+            if error.cause.type != TimeoutType.START_TO_CLOSE:
+                return LaunchFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
+            kind = LaunchError.TOO_SLOW
         detail = {"machine": machine, "error": str(error.cause or error)[:500]}
-        return LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), machine)
+        blame = verdict(kind).blame
+        code = ReasonCode.CANNOT_START if blame is Blame.WORKLOAD else ReasonCode.LAUNCH_FAILED
+        blamed = machine if blame is Blame.MACHINE else None
+        return LaunchFailure(Reason(code, detail), blamed, blame is Blame.WORKLOAD)
+
+    @staticmethod
+    def _worse(known: LaunchFailure | None, other: LaunchFailure) -> LaunchFailure:
+        """The failure that decides: what is wrong with the workload, else the one that was known first."""
+        return other if known is None or (other.blames_workload and not known.blames_workload) else known
 
     @property
     def stopped_before(self) -> bool:
@@ -139,7 +159,15 @@ class Gang:
         try:
             outcome: NodeOutcome = await workflow.execute_activity(
                 Activity.RUN_NODE.value,
-                RunNode(self._id, self._attempt, machine, self._plan.launch_key, self._plan.bucket_url, self._masters),
+                RunNode(
+                    self._id,
+                    self._attempt,
+                    machine,
+                    self._plan.launch_key,
+                    self._plan.bucket_url,
+                    self._masters,
+                    self._plan.launch_sha256,
+                ),
                 task_queue=ids.agent_queue(machine),
                 result_type=NodeOutcome,
                 # A missed heartbeat is tried again on the same machine: an agent that came back re-attaches to its
@@ -156,7 +184,7 @@ class Gang:
             if _stopped_before(error):
                 self._stopped_before = True
             elif isinstance(error.cause, ApplicationError):
-                self._refused = self._refused or self._why_not_started(machine, error)
+                self._refused = self._worse(self._refused, self._why_not_started(machine, error))
             else:
                 self._lost = self._lost or machine
                 self.silent.add(machine)
@@ -250,13 +278,17 @@ class Gang:
     @staticmethod
     def _first_failure(exits: list[TaskExit]) -> Failure:
         bad = [e for e in exits if not e.succeeded]
-        # A task that ended by an exit code of its own tells more than those that were stopped because of it.
-        bad.sort(key=lambda e: e.exit_code in (None, 143))
+        # One whose memory ran out takes its peers along. A task that ended by an exit code of its own tells more than
+        # those that were stopped because of it.
+        bad.sort(key=lambda e: (e.memory_limit_bytes is None, e.exit_code in (None, 143)))
         if not bad:
-            return Failure("?", "an unknown status", "")
-        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, bad[0].log_tail)
+            return Failure("?", "an unknown status")
+        memory = None
+        if bad[0].memory_limit_bytes is not None:
+            memory = {"limit_bytes": bad[0].memory_limit_bytes, "peak_bytes": bad[0].memory_peak_bytes or 0}
+        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory)
 
 
 def _stopped_before(error: ActivityError) -> bool:
     """Whether an agent refuses an attempt because it was told to stop it."""
-    return isinstance(error.cause, ApplicationError) and error.cause.type == STOPPED_ATTEMPT
+    return isinstance(error.cause, ApplicationError) and error.cause.type == LaunchError.STOPPED_ATTEMPT

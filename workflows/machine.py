@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -10,7 +11,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity, Attend, Hello, MachineNotice, StopNode, Welcome
+    from domain.protocol import Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
     from workflows.effects import give_up, record, stop_node
 
 LONG_HISTORY_EVENTS = 2000
@@ -54,6 +55,10 @@ class MachineWorkflow:
             assert hello is not None
             self._unconfirmed.clear()  # What was given up so far, registering finds out.
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
+            if welcome.refused and (proof := await self._prove(machine, welcome)) is not None:
+                welcome = await record(Activity.REGISTER_MACHINE, replace(hello, key_proof=proof), Welcome)
+            if welcome.refused:
+                continue  # Whoever it was: the machine's own agent says hello again while nobody attends to it.
             attend = Attend(machine, hello.incarnation, welcome.stop)
             if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome):
                 await self._attend(attend, welcome)
@@ -61,6 +66,24 @@ class MachineWorkflow:
                 await record(Activity.MACHINE_LOST, attend)
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(args=[machine, self._hello])
+
+    async def _prove(self, machine: str, welcome: Welcome) -> str | None:
+        """The answer of the machine's agent to a challenge that only the holder of the pinned key can open."""
+        if welcome.challenge is None:
+            return None
+        try:
+            proof: str = await workflow.execute_activity(
+                Activity.PROVE_KEY.value,
+                ProveKey(machine, welcome.challenge),
+                task_queue=ids.agent_queue(machine),
+                result_type=str,
+                schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
+                start_to_close_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
+                retry_policy=RetryPolicy(maximum_attempts=3),
+            )
+        except ActivityError:
+            return None
+        return proof
 
     async def _stop_all(self, machine: str, runs: list[tuple[str, float]], welcome: Welcome) -> bool:
         """Stops runs that were given up, each within its grace; False if the agent is gone again.

@@ -11,6 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
+    from domain.ids import task_log
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import (
         Activity,
@@ -28,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.reported import TaskProgress
     from workflows.effects import give_up, on_region, record, show_in_temporal
     from workflows.flushes import Flushes
-    from workflows.gang import Gang, GangEnd
+    from workflows.gang import Gang, GangEnd, LaunchFailure
     from workflows.loading import failed_load, loaded
 
 T = TypeVar("T")
@@ -41,10 +42,14 @@ MINDS_REPORTS = "minds-notices-and-loads"
 """Patch: how an attempt ended is also judged by what its tasks report of notices and of loading."""
 TAKES_OVER = "takes-over-attempts"
 """Patch: a workflow that replaces one that is gone goes on with the attempt, instead of stopping its tasks."""
+JUDGES_LAUNCHES = "judges-launches"
+"""Patch: a launch that fails by the workload's own fault fails it; others are tried again after a pause."""
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two attempts."""
 _REMEMBERED_MAIL = 100
 _COPY_S = 6 * 3600.0
+_LONGEST_PAUSE_S = 30.0
+"""Between two launches of a workload that keeps failing to start."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +192,24 @@ class WorkloadWorkflow:
             return await self._wind_up(gang, plan)
         if failed is not None:
             await gang.stop(0.0)
-            return Ending(Phase.PENDING, failed.reason, (), failed.blames_machine)
+            return await self._not_started(failed)
         return await self._run(gang, plan)
+
+    async def _not_started(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...] = ()) -> Ending:
+        """What follows from a launch that failed: the workload has failed, or it is tried again.
+
+        After the second failure in a row that is not at once: it would be placed there again within the second.
+        """
+        again = Ending(Phase.PENDING, failed.reason, progress, failed.blames_machine)
+        self._state.refusals += 1
+        if not failed.blames_workload and self._state.refusals == 1:
+            return again
+        if not workflow.patched(JUDGES_LAUNCHES):
+            return again
+        if failed.blames_workload:
+            return Ending(Phase.FAILED, failed.reason, progress)
+        told = await self._unless_told(asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))))
+        return self._stopped_early(told) if isinstance(told, Mail) else again
 
     async def _migrate(self, plan: LaunchPlan) -> int | Mail:
         """Brings the checkpoint to the new region; its bytes, or the mail that interrupted it."""
@@ -233,7 +254,11 @@ class WorkloadWorkflow:
             await gang.stop(plan.grace_s, lost=self._lost_machine(mail))
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
-        return self._judge(end, plan, mail, timed_out, started)
+        ending = self._judge(end, plan, mail, timed_out, started)
+        if end.refused is not None and ending.reason == end.refused.reason:
+            return await self._not_started(end.refused, end.progress)
+        self._state.refusals = 0
+        return ending
 
     # ---------------------------------------------------------------------------------------------------------- leaving
 
@@ -334,12 +359,18 @@ class WorkloadWorkflow:
 
     def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
         failed = end.first_failure
-        detail = {"task": failed.name, "status": failed.status, "log_tail": failed.log_tail, "retries": plan.retries}
+        detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": plan.retries}
+        final, again = ReasonCode.RETRIES_EXHAUSTED, ReasonCode.TASK_FAILED
+        if "/" in failed.name:
+            detail["log"] = task_log(self._state.workload_id, self._state.attempt, failed.name)
+        if failed.memory is not None:
+            detail |= failed.memory
+            final = again = ReasonCode.OUT_OF_MEMORY
         self._state.failures += 1
         if self._state.failures > plan.retries:
-            return Ending(Phase.FAILED, Reason(ReasonCode.RETRIES_EXHAUSTED, detail), end.progress)
+            return Ending(Phase.FAILED, Reason(final, detail), end.progress)
         detail["failures"] = self._state.failures
-        return Ending(Phase.PENDING, Reason(ReasonCode.TASK_FAILED, detail), end.progress)
+        return Ending(Phase.PENDING, Reason(again, detail), end.progress)
 
     def _hung(self, end: GangEnd, why: Reason) -> Ending:
         self._state.hangs += 1

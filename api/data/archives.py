@@ -1,6 +1,7 @@
 """Uploaded working directories: tar.gz archives by their SHA-256, for one tenant each."""
 
 import hashlib
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated
 
@@ -14,10 +15,13 @@ from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found, over_limit, shown
 from api.state import State, StateOf
 from api.views import View, write_audit
+from infra.archives import Tree
 from infra.db.models import Archive, Tenant
 
 MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60
+_MAX_PATHS = 1 << 20
+"""Of an archive, which was judged when it was uploaded, and of a document's files together."""
 router = APIRouter(prefix="/v1/archives", tags=["data"])
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256, in lower-case hexadecimal")]
@@ -74,8 +78,8 @@ async def put_archive(
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
             return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
-        await state.uploads.inspect(body)
-        await state.threads.archives.run(partial(_insert, state, caller, owner, sha256, body))
+        paths = await state.uploads.inspect(body)
+        await state.threads.archives.run(partial(_insert, state, caller, owner, sha256, body, paths))
         return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))
 
 
@@ -101,7 +105,7 @@ def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
     return True
 
 
-def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes) -> None:
+def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes, paths: bytes) -> None:
     with state.transaction() as session:
         # Uploads of one tenant are counted one after the other, in all API processes.
         session.execute(
@@ -109,7 +113,7 @@ def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes)
         )
         if session.get(Tenant, tenant) is None:
             raise not_found("tenant", tenant)
-        row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body).on_conflict_do_nothing()
+        row = insert(Archive).values(tenant=tenant, sha256=sha256, body=body, paths=paths).on_conflict_do_nothing()
         if session.execute(row.returning(Archive.sha256)).first() is not None:
             _require_space(state, session, tenant, 0)
             write_audit(session, caller, "archive.put", sha256, tenant=tenant, size_bytes=len(body))
@@ -129,3 +133,14 @@ def _require_space(state: State, session: Session, tenant: str, more_bytes: int)
 def _is_there(session: Session, tenant: str, sha256: str) -> bool:
     key = (Archive.tenant == tenant, Archive.sha256 == sha256)
     return session.scalar(select(Archive.sha256).where(*key)) is not None
+
+
+def check_files(session: Session, tenant: str, sha256: str, files: Collection[str]) -> None:
+    """Refuses files (relative paths) that cannot be written over an uploaded archive.
+
+    Raises:
+        BadArchive: one of them is a folder in the archive, or below a file of it.
+    """
+    paths = session.get_one(Archive, (tenant, sha256)).paths
+    if paths is not None:  # Else it was uploaded before they were kept, and a machine finds out.
+        Tree.load(paths, _MAX_PATHS).add_files(files)

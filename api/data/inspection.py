@@ -1,6 +1,7 @@
 """Uploads of archives: how many at a time, and their inspection in processes that are bounded in memory and time."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -50,8 +51,9 @@ class Uploads:
             if not self._open[caller.id]:
                 del self._open[caller.id]
 
-    async def inspect(self, body: bytes) -> None:
-        """Refuses what agents would not unpack, while the one who uploads it can still be told.
+    async def inspect(self, body: bytes) -> bytes:
+        """The archive's paths (`infra.archives.Tree.dump`). Refuses what agents would not unpack, while the one who
+        uploads it can still be told.
 
         Raises:
             Problem: 422 with what is wrong, or that reading it takes too much; 503 if it was not read in time.
@@ -61,13 +63,13 @@ class Uploads:
         async with self._inspecting:
             code, answer = await self._run(body)
         if code == 0:
-            problem = json.loads(answer)
-            if problem is not None:
-                raise invalid("", problem["message"], problem["member"])
-        elif code in (-signal.SIGXCPU, -signal.SIGKILL):
+            found = json.loads(answer)
+            if "paths" in found:
+                return base64.b64decode(found["paths"])
+            raise invalid("", f"the archive cannot be unpacked: {found['message']}", found["member"])
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
             raise invalid("", f"reading the archive takes more than {self._limits.inspect_cpu_s} s of CPU time")
-        else:
-            raise invalid("", "the archive cannot be read within the memory that is allowed")
+        raise invalid("", "the archive cannot be read within the memory that is allowed")
 
     async def _run(self, body: bytes) -> tuple[int, bytes]:
         limits = {

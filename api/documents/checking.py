@@ -8,12 +8,14 @@ from functools import partial
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
+from api.data.archives import check_files
 from api.documents.at import At, listed, nearest
 from api.documents.feasible import Machines, never
 from api.documents.jobs import JobDraft
 from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec, WorkloadSpec
+from infra.archives import BadArchive
 from infra.db.models import Archive, Machine, Region, Secret, Table, Tenant
 
 _GONE_AFTER = timedelta(days=1)
@@ -156,10 +158,16 @@ def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:
     if draft.workdir_at is None or draft.workdir is None:
         return
     key = (Archive.tenant == tenant.name, Archive.sha256 == draft.workdir)
-    if session.scalar(select(Archive.sha256).where(*key)) is None:
+    # Kept until the workload that names it is there: it could be deleted for its age meanwhile.
+    if session.scalar(select(Archive.sha256).where(*key).with_for_update(read=True, key_share=True)) is None:
         draft.workdir_at.wrong(
             f"no archive of tenant {tenant.name} with this checksum; upload it with PUT /v1/archives/{draft.workdir}"
         )
+    elif files := draft.fields.get("files"):
+        try:
+            check_files(session, tenant.name, draft.workdir, files)
+        except BadArchive as error:
+            draft.workdir_at.wrong(f"file {error.member!r}: {error}")
 
 
 def _in_words(size_bytes: int) -> str:

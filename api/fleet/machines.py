@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from api.auth import Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
-from api.problems import not_found
+from api.problems import Kind, Problem, not_found
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
 from domain.ids import machine_id
@@ -20,6 +20,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.slots import bits
 from infra.db import events, outbox
 from infra.db.models import Allocation, Machine, Workload
+from infra.keys import key_fingerprint
 
 router = APIRouter(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
 _PATH = "/{region}/{cluster}/{machine}"
@@ -29,6 +30,12 @@ class CordonBody(Body):
     """Why a machine is cordoned, in the operator's words."""
 
     reason: Line | None = None
+
+
+class TrustBody(Body):
+    """Which key an operator has compared."""
+
+    key: Line | None = Field(None, description="Its fingerprint; left out: whichever the machine offers now")
 
 
 class MachineView(View):
@@ -50,8 +57,10 @@ class MachineView(View):
     state: str = Field(description="joining, ready or lost")
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
-    failed_gangs: int = Field(description="Gangs in a row that lost tasks or could not start them here")
+    failed_gangs: int = Field(description="Workloads in a row that lost tasks or could not start them here")
     address: str
+    key: str = Field(description="Fingerprint of its public key")
+    offered_key: str | None = Field(description="Of another key that it announces itself with, until that is trusted")
     registered_at: datetime
     lost_at: datetime | None
 
@@ -120,7 +129,7 @@ def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Op
         row = find_machine(session, region, cluster, machine, lock=True)
         if row.cordon is not None or row.failed_gangs:
             row.cordon = None
-            row.failed_gangs = 0
+            row.failed_gangs, row.failed_workloads = 0, []
             _record(session, caller, row, "machine.uncordoned", "machine.uncordon", None)
         return _detail(session, caller, row)
 
@@ -161,6 +170,29 @@ def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Ope
             if row.cordon is not None and row.cordon.get("code") == ReasonCode.CORDONED_BY_OPERATOR:
                 row.cordon = None
             _record(session, caller, row, "machine.undrained", "machine.undrain", None)
+        return _detail(session, caller, row)
+
+
+@router.post(f"{_PATH}/trust", summary="Trust a machine's new key", responses=refusals(404, 409))
+def trust(
+    region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: TrustBody | None = None
+) -> MachineDetail:
+    """Accepts the key with which a machine announces itself now: secrets are sealed to it from then on.
+
+    The machine is used again after its next hello, within half a minute.
+    """
+    with state.transaction() as session:
+        row = find_machine(session, region, cluster, machine, lock=True)
+        offered = row.offered_key
+        if offered is None:
+            raise Problem(Kind.CONFLICT, f"machine {row.id} announces itself with the key that it is known with")
+        if body is not None and body.key is not None and body.key != key_fingerprint(offered):
+            message = f"the key that machine {row.id} announces is {key_fingerprint(offered)}"
+            raise Problem(Kind.CONFLICT, message)
+        row.public_key, row.offered_key, row.offered_at = offered, None, None
+        if row.cordon is not None and row.cordon.get("code") == ReasonCode.KEY_NOT_TRUSTED:
+            row.cordon = None
+        _record(session, caller, row, "machine.key_changed", "machine.trust", None)
         return _detail(session, caller, row)
 
 
@@ -222,6 +254,8 @@ def _fields(row: Machine) -> dict[str, object]:
         "draining": row.draining,
         "failed_gangs": row.failed_gangs,
         "address": row.address,
+        "key": key_fingerprint(row.public_key),
+        "offered_key": None if row.offered_key is None else key_fingerprint(row.offered_key),
         "registered_at": row.registered_at,
         "lost_at": row.lost_at,
     }

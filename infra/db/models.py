@@ -12,7 +12,9 @@ from sqlalchemy import (
     Computed,
     ForeignKey,
     ForeignKeyConstraint,
+    Identity,
     Index,
+    UniqueConstraint,
     func,
     or_,
     text,
@@ -39,6 +41,9 @@ class Tenant(Base):
     quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     quota_cpus_milli: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    number: Mapped[int] = mapped_column(Identity(always=True))
+    """Never given twice: agents that run as root derive the user of the tenant's tasks from it."""
+    __table_args__ = (UniqueConstraint("number", name="tenant_number"),)
 
 
 class ApiKey(Base):
@@ -134,9 +139,16 @@ class Machine(Base):
     """A reason, if no new work may be placed here."""
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
     failed_gangs: Mapped[int] = mapped_column(server_default="0")
-    """Gangs in a row that lost tasks or could not start them here."""
+    """Workloads that lost tasks or could not start them here since one succeeded: how many are in
+    `failed_workloads`."""
+    failed_workloads: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
     incarnation: Mapped[str]
     public_key: Mapped[str]
+    """Pinned at the first hello: secrets are sealed to it."""
+    offered_key: Mapped[str | None]
+    """Another key with which the machine announced itself, and which nobody has trusted yet."""
+    offered_at: Mapped[datetime | None]
+    """When it did so first."""
     address: Mapped[str]
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
@@ -450,4 +462,6 @@ class Archive(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
+    paths: Mapped[bytes | None]
+    """Its files and folders (`infra.archives.Tree.dump`); None: it was uploaded before they were kept."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -87,6 +87,7 @@ class EmbeddedStack:
             StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
         """
         self._rotating = asyncio.create_task(self._rotate_logs())
+        self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # with logs, before the first is written
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
@@ -145,7 +146,6 @@ class EmbeddedStack:
             require_free("temporal.ui_port (--temporal-ui-port)", "127.0.0.1", self.settings.temporal.ui_port)
 
     def _write_config(self) -> None:
-        self.config_file.parent.mkdir(parents=True, exist_ok=True)
         body = self.settings.model_copy(update={"database": self.database_url}).model_dump(mode="json")
         write_private(self.config_file, json.dumps(body))  # JSON is YAML
 
@@ -182,7 +182,9 @@ class EmbeddedStack:
         state = self.data_dir / "temporal.db"
         command = [*dies_with_parent(), *temporal.command(binary, state, self.settings.temporal)]
         health = probes.Health(self.settings.temporal)
-        return Child("temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()])
+        return Child(
+            "temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()], umask=0o077
+        )
 
     def _server_child(self, name: str, arguments: list[str]) -> Child:
         command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]

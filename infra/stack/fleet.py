@@ -32,6 +32,8 @@ class MachineEntry(_Part):
     gpu_type: str | None = None
     cpus: float = Field(8, gt=0)
     memory: int = 32 << 30
+    run_as: str | None = None
+    """User of all tasks on it; None: each tenant's own, where mizzen runs as root, else mizzen's."""
 
     @field_validator("memory", mode="before")
     @classmethod

@@ -57,6 +57,8 @@ class Child:
     """When the process was last started (monotonic)."""
     killed_because: str | None = None
     """Why the supervisor killed the process, until it is started again."""
+    umask: int = -1
+    """Of the files that it makes; -1: this process's."""
 
     def launch(self) -> None:
         """Starts the process in a session of its own: a Ctrl-C at the terminal reaches the supervisor alone."""
@@ -74,6 +76,7 @@ class Child:
                 start_new_session=True,
                 env={**os.environ, **self.environment, **beat},
                 pass_fds=() if self.ear is None else (self.ear.writing,),
+                umask=self.umask,
             )
 
     def is_running(self) -> bool:

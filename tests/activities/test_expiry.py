@@ -14,7 +14,7 @@ from activities.house import HouseActivities
 from domain import ids
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Allocation, Idempotency, Region, Workload
+from infra.db.models import Allocation, Archive, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
@@ -167,3 +167,29 @@ def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) 
         session.add(Region(name="a-lost", bucket_url="file://no-such-host/folder"))
     ActivityEnvironment().run(house.expire)
     assert [path.name for path in staging.iterdir()] == ["young.upload"]
+
+
+def test_archives_go_that_no_unfinished_workload_names(town: World, house: HouseActivities) -> None:
+    """An old archive goes from database and bucket, unless a workload still needs it or another tenant has it."""
+    town.tenant("other")
+    used, old, young, shared = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
+    with town.session() as session:
+        for sha256 in (used, old, young, shared):
+            session.add(Archive(tenant="t", sha256=sha256, body=b"x"))
+        session.add(Archive(tenant="other", sha256=shared, body=b"x"))
+        session.flush()
+        aged = "update archive set created_at = now() - interval '31 days' where sha256 <> :young and tenant = 't'"
+        session.execute(text(aged), {"young": young})
+    for sha256 in (used, old, young, shared):
+        town.bucket("r").put(ids.archive_key(sha256), b"x")
+    live = town.running(job(gpus=1), workdir=used)
+    ActivityEnvironment().run(house.expire)
+    assert {info.key for info in town.bucket("r").list("archives/")} == {
+        ids.archive_key(sha256) for sha256 in (used, young, shared)
+    }
+    with town.session() as session:
+        left = {(a.tenant, a.sha256) for a in session.scalars(select(Archive))}
+    assert left == {("t", used), ("t", young), ("other", shared)}
+    town.release(live, Phase.SUCCEEDED)
+    ActivityEnvironment().run(house.expire)
+    assert town.bucket("r").size(ids.archive_key(used)) is None

@@ -1,13 +1,16 @@
 """Machines come, go and come back; what they ran is kept, stopped or told accordingly."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 from temporalio.exceptions import ApplicationError
 
+from agent import sealed
 from domain.phases import Phase
 from infra.db.models import Cluster, Machine
+from infra.keys import load_master_key
 from tests.activities.invariants import check
 from tests.activities.world import GIB, World, job
 
@@ -255,3 +258,70 @@ def test_a_removed_machine_is_gone_at_once_and_comes_back_as_new(world: World) -
     with world.session() as session:
         row = session.get_one(Machine, "r/c/m")
         assert (row.draining, row.failed_gangs, row.cordon) == (False, 0, None)
+
+
+# --------------------------------------------------------------------------------------------------------------- keys
+
+
+def _keys(number: int) -> list[tuple[bytes, str]]:
+    private = [sealed.new_key() for _ in range(number)]
+    return [(key, sealed.public_key(key)) for key in private]
+
+
+def test_a_machines_key_is_pinned_at_its_first_hello(fleet: World) -> None:
+    """Another hello in its name changes nothing that secrets are sealed to, and takes the machine out of use until
+    it announces itself with its own key again.
+    """
+    (_, own), (_, other) = _keys(2)
+    fleet.machine(M, public_key=own)
+    for _ in range(2):
+        welcome = fleet.machines.register(fleet.hello(M, public_key=other, address="6.6.6.6", gpus=8))
+        assert welcome.refused and welcome.stop == []
+    row = _row(fleet)
+    assert (row.public_key, row.offered_key, row.address, row.gpus) == (own, other, "127.0.0.1", 4)
+    assert (row.state, (row.cordon or {}).get("code")) == ("joining", "key_not_trusted")
+    assert len(fleet.events(kind="machine.key_offered")) == 1
+    assert not fleet.machine(M, public_key=own).refused
+    row = _row(fleet)
+    assert (row.state, row.offered_key, row.cordon) == ("ready", None, None)
+    check(fleet)
+
+
+def test_a_machine_that_holds_both_keys_has_its_new_one_accepted(fleet: World) -> None:
+    """Its agent opens the challenge; nobody else can, nor can the answer be used for another key."""
+    load_master_key(fleet.settings.master_key_path, create=True)
+    (old, old_public), (new, new_public), (thief, stolen) = _keys(3)
+    fleet.machine(M, public_key=old_public)
+    welcome = fleet.machines.register(fleet.hello(M, public_key=new_public))
+    assert welcome.refused and welcome.challenge is not None
+    for private in ([thief], [thief, new], [old]):
+        with pytest.raises(sealed.CannotUnseal):
+            sealed.prove(M, private, welcome.challenge)
+    with pytest.raises(sealed.CannotUnseal):
+        sealed.prove("r/c/other", [new, old], welcome.challenge)
+    proof = sealed.prove(M, [new, old], welcome.challenge)
+    assert fleet.machines.register(fleet.hello(M, public_key=stolen, key_proof=proof)).refused
+    assert _row(fleet).public_key == old_public
+    # The agent refuses to vouch for a key that is not its own, whoever announced it.
+    forged = fleet.machines.register(fleet.hello(M, public_key=stolen))
+    assert forged.challenge is not None
+    with pytest.raises(sealed.CannotUnseal):
+        sealed.prove(M, [new, old], forged.challenge)
+    assert not fleet.machines.register(fleet.hello(M, public_key=new_public, key_proof=proof)).refused
+    row = _row(fleet)
+    assert (row.public_key, row.offered_key, row.cordon) == (new_public, None, None)
+    assert len(fleet.events(kind="machine.key_changed")) == 1
+
+
+def test_a_machine_that_only_comes_with_another_key_counts_as_lost(fleet: World) -> None:
+    """Its gangs are told when its own key has not been heard of for as long as a silent machine may be away."""
+    (_, own), (_, other) = _keys(2)
+    fleet.machine(M, public_key=own)
+    workload = fleet.running()
+    fleet.machines.register(fleet.hello(M, public_key=other, incarnation="boot-2"))
+    assert fleet.mail(workload, "machine_lost") == []
+    fleet.alter(Machine, M, offered_at=datetime(2026, 1, 1, tzinfo=UTC))
+    for _ in range(2):
+        fleet.machines.register(fleet.hello(M, public_key=other, incarnation="boot-2"))
+    assert len(fleet.mail(workload, "machine_lost")) == 1
+    assert _row(fleet).state == "lost"

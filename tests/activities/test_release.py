@@ -11,7 +11,7 @@ from domain.phases import Phase
 from domain.protocol import ReleaseRequest, TransitionRequest
 from domain.reported import TaskProgress
 from infra.db.logs import UsageRun
-from infra.db.models import Attempt, Machine
+from infra.db.models import Attempt, Machine, Workload
 from tests.activities.invariants import check
 from tests.activities.world import World, job
 
@@ -164,6 +164,36 @@ def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
     waits = fleet.submit(job(tasks=2))
     fleet.tick()
     assert fleet.waiting(waits) == ["no_hardware r"]
+
+
+def test_one_workload_never_cordons_two_machines(fleet: World) -> None:
+    """A workload counts once on a machine, however often it fails there, and not at all once it cordoned another."""
+    bad = fleet.running(job(tasks=2))
+    for _ in range(3):
+        fleet.release(bad, Phase.PENDING, blames=M1)
+        fleet.tick()
+        fleet.run(bad)
+    with fleet.session() as session:
+        machine = session.get_one(Machine, M1)
+        assert (machine.failed_gangs, machine.failed_workloads, machine.cordon) == (1, [bad], None)
+    fleet.change(bad, Phase.CHECKPOINTING)
+    fleet.release(bad, Phase.PENDING)
+    other = fleet.submit(job(tasks=2), level=3)
+    fleet.alter(Workload, bad, held_by="a test")
+    fleet.tick()
+    fleet.release(other, Phase.PENDING, blames=M1)
+    with fleet.session() as session:
+        machine = session.get_one(Machine, M1)
+        assert machine.failed_workloads == [bad, other] and machine.cordon is not None
+    fleet.change(other, Phase.CANCELLED)
+    # The tasks of one job on the machine that is left.
+    single = fleet.submit(job(tasks=1))
+    fleet.tick()
+    with fleet.session() as session:
+        session.get_one(Machine, M1).failed_workloads = [single, other]
+    fleet.release(single, Phase.PENDING, blames=M2)
+    with fleet.session() as session:
+        assert session.get_one(Machine, M2).failed_gangs == 0
 
 
 def test_a_success_forgets_the_failures(fleet: World) -> None:

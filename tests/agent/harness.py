@@ -247,11 +247,11 @@ class Lab:
         open_store(self.bucket_url).put(key, launch.model_dump_json().encode())
         return key
 
-    async def start(self, activity: Activity, machine: str, body: Any) -> "Pending":
+    async def start(self, activity: Activity, machine: str, body: Any, attempts: int = 20) -> "Pending":
         """Call an activity; its result is waited for with `result`."""
         handle = await self.client.start_workflow(
             CallWorkflow.run,
-            Call(activity.value, machine, asdict(body), 2.0, 20),
+            Call(activity.value, machine, asdict(body), 2.0, attempts),
             id=f"call-{uuid.uuid4().hex}",
             task_queue=self.queue,
         )
@@ -264,11 +264,18 @@ class Lab:
         prepared: NodePrepared = await (await self.start(Activity.PREPARE_NODE, machine, request)).result(NodePrepared)
         return prepared
 
-    async def run(self, launch: LaunchDescription, machine: str, masters: dict[str, str] | None = None) -> "Pending":
+    async def run(
+        self,
+        launch: LaunchDescription,
+        machine: str,
+        masters: dict[str, str] | None = None,
+        sha256: str | None = None,
+        attempts: int = 20,
+    ) -> "Pending":
         """`node.run`, started."""
         key = launch_key(launch.workload_id, launch.attempt)
-        request = RunNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, masters or {})
-        return await self.start(Activity.RUN_NODE, machine, request)
+        request = RunNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, masters or {}, sha256)
+        return await self.start(Activity.RUN_NODE, machine, request, attempts)
 
     async def stop(self, launch: LaunchDescription, machine: str, grace_s: float) -> NodeOutcome:
         """`node.stop`, to its end."""

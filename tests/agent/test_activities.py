@@ -21,6 +21,7 @@ from agent import host, sealed, tasks
 from agent.outcomes import forget_outcomes
 from agent.state import StateFolder
 from agent.tasks import State
+from domain.blame import Blame, LaunchError, verdict
 from domain.ids import archive_key, machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, RunNode
 from mizzen.objects import open_store
@@ -75,9 +76,10 @@ async def test_a_failure_stops_the_siblings(lab: Lab) -> None:
     lab.write(launch)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        await until_async(lambda: lab.log(launch, task=1)[1])
     assert [(e.task, e.exit_code, e.signal) for e in outcome.exits[:1]] == [(1, 3, None)]
     assert sorted((e.task, e.signal) for e in outcome.exits[1:]) == [(0, 15), (2, 15)]
-    assert outcome.exits[0].log_tail == "broken\n"
+    assert lab.log(launch, task=1)[0] == b"broken\n"
     assert not outcome.stopped
     assert processes_of(lab.folder) == []
 
@@ -107,7 +109,7 @@ async def test_stop_leaves_nothing(lab: Lab) -> None:
         assert told.stopped
         ends = {e.task: (e.exit_code, e.signal) for e in told.exits}
         assert ends == {0: (None, 9), 1: (0, None), 2: (0, None)}
-        assert next(e.log_tail for e in told.exits if e.task == 1).endswith("\nsaved\n")
+    assert lab.folder_of(launch, config, task=1).output.read_text().endswith("\nsaved\n")
 
 
 async def test_a_stopped_attempt_is_refused(lab: Lab) -> None:
@@ -217,7 +219,7 @@ async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
         await until_async(lambda: lab.log(launch)[1])
     expected = "token ***|***\neno-gnol-eht-2retnuh\n"
     assert lab.log(launch)[0].decode() == expected
-    assert outcome.exits[0].log_tail == expected
+    assert "token" not in str(outcome), "what tasks print does not travel through Temporal's history"
     for path in config.state_dir.rglob("*.json"):
         assert b"hunter2-the-long-one" not in path.read_bytes()
 
@@ -269,9 +271,61 @@ async def test_an_archive_arrives(lab: Lab) -> None:
     lab.write(swapped)
     async with lab.agent(config):
         outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
-        assert sorted(e.log_tail for e in outcome.exits) == ["packed a\n", "packed b\n"]
+        assert [e.exit_code for e in outcome.exits] == [0, 0]
+        assert [lab.folder_of(launch, config, task=n).output.read_text() for n in (0, 1)] == [
+            "packed a\n",
+            "packed b\n",
+        ]
         failure = await (await lab.run(swapped, config.machine)).failure()
-        assert failure.type == "BadArchive" and sha256 in str(failure)
+        assert failure.type == "DamagedArchive" and sha256 in str(failure)
+
+
+async def test_a_launch_description_that_was_changed_is_refused(lab: Lab, tmp_path: Path) -> None:
+    """Who can write to the bucket runs nothing: a description that the scheduler did not write starts no task."""
+    config = lab.config()
+    launch = description(lab.region, config, f"touch {tmp_path}/good")
+    changed = description(lab.region, config, f"touch {tmp_path}/evil", workload_id=launch.workload_id)
+    good = hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+    lab.write(changed)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, sha256=good)).failure()
+        assert (failure.type, failure.non_retryable) == ("ChangedLaunch", True)
+        lab.write(launch)
+        await (await lab.run(launch, config.machine, sha256=good)).result(NodeOutcome)
+        other = hashlib.sha256(changed.model_dump_json().encode()).hexdigest()
+        failure = await (await lab.run(launch, config.machine, sha256=other)).failure()
+        assert failure.type == "ChangedLaunch", "what was fetched before is compared, too"
+    assert (tmp_path / "good").exists() and not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("harm", ["no bucket", "no archive", "two files of one path", "a file in the folder's place"])
+async def test_whom_a_launch_that_fails_blames(lab: Lab, harm: str) -> None:
+    """Each failure crosses over to the workflow as a type of the closed list, which says whom it blames."""
+    config = lab.config()
+    launch = description(
+        lab.region,
+        config,
+        "true",
+        workdir="1" * 64 if harm == "no archive" else None,
+        files={"d": "a file", "d/e": "and below it"} if harm == "two files of one path" else {},
+    )
+    lab.write(launch)
+    if harm == "no bucket":
+        (lab.folder / "bucket").rename(lab.folder / "away")
+    async with lab.agent(config):
+        if harm == "a file in the folder's place":
+            folder = StateFolder(config.state_dir).path / "runs" / f"{launch.workload_id}.1"
+            folder.mkdir()
+            (folder / "main.0").write_text("not a folder")
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    wanted = {
+        "no bucket": Blame.NOBODY,
+        "no archive": Blame.NOBODY,
+        "two files of one path": Blame.WORKLOAD,
+        "a file in the folder's place": Blame.MACHINE,
+    }
+    assert failure.type in list(LaunchError)
+    assert verdict(failure.type).blame is wanted[harm], failure
 
 
 async def test_registration_and_attendance(lab: Lab) -> None:
@@ -356,7 +410,8 @@ async def test_tasks_of_another_user(temporal_address: str, request: pytest.Fixt
         async with lab.agent(config):
             outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
             await until_async(lambda: lab.log(launch)[1])
-        assert [(e.exit_code, e.log_tail) for e in outcome.exits] == [(0, "nobody\ngiven\nmore\n")]
+        assert [e.exit_code for e in outcome.exits] == [0]
+        assert lab.log(launch)[0] == b"nobody\ngiven\nmore\n"
         assert outcome.progress[0].step == 3
         assert processes_of(root) == []
 

@@ -166,14 +166,14 @@ def test_secrets_open_with_their_key_only() -> None:
     box = SealedBox(PublicKey(base64.b64decode(sealed.public_key(key))))
     body = {"main": {"TOKEN": "hunter2"}}
     text = base64.b64encode(box.encrypt(json.dumps(body).encode())).decode()
-    assert sealed.unseal(key, text) == body
-    assert sealed.unseal(key, None) == {}
+    assert sealed.unseal([key], text) == body
+    assert sealed.unseal([key], None) == {} and sealed.unseal([sealed.new_key(), key], text) == body
     for other, wrong in ((sealed.new_key(), text), (key, text[:-8]), (key, "no base64!")):
         with pytest.raises(sealed.CannotUnseal) as caught:
-            sealed.unseal(other, wrong)
+            sealed.unseal([other], wrong)
         assert "hunter2" not in str(caught.value)
     with pytest.raises(sealed.CannotUnseal):
-        sealed.unseal(key, base64.b64encode(box.encrypt(b'["a list"]')).decode())
+        sealed.unseal([sealed.new_key(), key], base64.b64encode(box.encrypt(b'["a list"]')).decode())
 
 
 # ------------------------------------------------------------------------------------------------------------ ports
@@ -363,6 +363,21 @@ def test_the_state_folder_remembers(tmp_path: Path) -> None:
     for bad in ("../x", "", "a/b", "."):
         with pytest.raises(ValueError, match="workload id"):
             first.attempt(bad, 1)
+
+
+def test_stops_are_forgotten_after_their_time(tmp_path: Path) -> None:
+    """What was stopped long ago takes no room for ever; what is recent, or still has a folder here, is remembered."""
+    state = StateFolder(tmp_path)
+    for workload in ("old", "recent", "here", "reserved"):
+        state.reserve_stop(workload)
+    for workload in ("old", "recent", "here"):
+        state.stop_attempts(workload, 3)
+    state.attempt("here", 3).save_ports({})
+    for name in ("old", "here", "reserved.reserve"):
+        os.utime(tmp_path / "stopped" / name, (1000.0, 1000.0))
+    state.forget_stopped(3600.0)
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == ["here", "recent"]
+    assert (state.stopped_attempt("here"), state.stopped_attempt("old")) == (3, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent import logs, tasks
 from agent.launch import LogLaunch
-from agent.logs import LogStream, Masker, log_tail, shipped
+from agent.logs import LogStream, Masker, shipped
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
 from mizzen.objects import ObjectStore, open_store
@@ -195,16 +195,3 @@ def test_no_output_has_an_end(tmp_path: Path) -> None:
     tasks.request_stop(run, 0, told=True)
     stream_of(run, tmp_path).ship(final=True)
     assert read_log(f"file://{tmp_path}/bucket", log_prefix("wl-test", 1, "main", 0)) == (b"", True)
-
-
-def test_the_tail_is_masked_whole_lines(tmp_path: Path) -> None:
-    """The tail is the last whole lines within its size, masked, whatever straddles its start."""
-    run = run_folder(tmp_path)
-    masker = Masker(["hunter2"])
-    assert log_tail(run, masker, 100) == ""
-    run.output.write_bytes(b"first\n" + b"x" * 50 + b"hunter2\nlast hunter2\n\xff\n")
-    for limit in range(1, 90):
-        tail = log_tail(run, masker, limit)
-        assert "hunter2" not in tail and "unter2" not in tail.replace("***", "")
-        assert len(tail) <= limit + 3
-    assert log_tail(run, masker, 30) == "last ***\n�\n"

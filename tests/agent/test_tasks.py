@@ -239,7 +239,7 @@ def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> N
     else:
         tasks.start(run, launch)
         ended(run)
-    command = [sys.executable, "-I", "-S", "-E", shim.__file__, str(run.path)]
+    command = tasks.shim_command(run.path)
     subprocess.run(command, input=json.dumps(launch.to_json()).encode(), check=True)
     until(lambda: processes_of(tmp_path) == [])
     assert (run.work / "starts").exists() is not stopped

@@ -2,12 +2,14 @@
 
 import gzip
 import io
+import random
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from agent.unpack import BadArchive, fill_workdir
+from agent.unpack import fill_workdir
+from infra.archives import BadArchive, Tree, inspect_archive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **more: object) -> tarfile.TarInfo:
@@ -74,8 +76,11 @@ def test_what_an_archive_may_not_hold(tmp_path: Path, members: list[tarfile.TarI
     packed = archive(tmp_path / "a.tar.gz", *members)
     target = tmp_path / "root" / "work"
     target.parent.mkdir()
-    with pytest.raises(BadArchive):
+    with pytest.raises(BadArchive) as unpacked:
         fill_workdir(target, packed, {}, max_bytes=1000, max_members=20)
+    with packed.open("rb") as file, pytest.raises(BadArchive) as inspected:
+        inspect_archive(file, max_bytes=1000, max_members=20)
+    assert (str(inspected.value), inspected.value.member) == (str(unpacked.value), unpacked.value.member)
     assert list(target.parent.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "root"]
     assert not Path("/tmp/evil").exists()
@@ -121,3 +126,129 @@ def test_file_names_of_the_specification(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadArchive, match="relative path"):
         fill_workdir(tmp_path / "work", None, {name: "text"})
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------- at submission and on the machine alike
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_tar_format_comes_out_as_tarfile_reads_it(tmp_path: Path, form: int, seed: int) -> None:
+    """Random trees with long, odd and nested names, in every format that Python writes, come out byte for byte."""
+    chance = random.Random(seed)
+    names = [
+        f"{'d' * chance.randrange(1, 60)}/{n}/{'ü' if form != tarfile.USTAR_FORMAT else 'u'} {n}" for n in range(12)
+    ]
+    if form != tarfile.USTAR_FORMAT:
+        names.append("/".join(["deep" * 20] * 9))
+    bodies = {name: chance.randbytes(chance.choice((0, 1, 511, 512, 513, 5000))) for name in names}
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz", format=form) as tar:
+        for name, body in bodies.items():
+            tar.addfile(member(name, size=len(body), mtime=1.5 if form == tarfile.PAX_FORMAT else 1), io.BytesIO(body))
+    fill_workdir(tmp_path / "work", path, {})
+    found = {
+        str(p.relative_to(tmp_path / "work")): p.read_bytes() for p in (tmp_path / "work").rglob("*") if p.is_file()
+    }
+    assert found == bodies
+    with path.open("rb") as file:
+        assert inspect_archive(file, max_bytes=1 << 20, max_members=200).files == set(bodies)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_inspection_and_unpacking_agree(tmp_path: Path, seed: int) -> None:
+    """Whatever is packed and written over it, inspection refuses exactly what a machine cannot unpack."""
+    chance = random.Random(seed)
+    names = ["a", "a/b", "a/b/c", "b", "b/a", "c/c/c", "c", "n" * 255, "n" * 256, "d/" * 500 + "d", "d/" * 520 + "d"]
+    weights = [3, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1]
+    kinds = (tarfile.REGTYPE, tarfile.REGTYPE, tarfile.DIRTYPE)
+    picked = chance.choices(names, weights, k=chance.randrange(1, 5))
+    packed = archive(tmp_path / "a.tar.gz", *(member(n, chance.choice(kinds)) for n in picked))
+    files = dict.fromkeys(chance.choices(names, weights, k=chance.randrange(0, 3)), "text")
+    target = tmp_path / "work"
+    try:
+        with packed.open("rb") as file:
+            tree = inspect_archive(file, max_bytes=1000, max_members=2000, files=files)
+    except BadArchive as error:
+        with pytest.raises(BadArchive, match=f"^{str(error)[:20]}"):
+            fill_workdir(target, packed, files)
+        assert not target.exists()
+    else:
+        fill_workdir(target, packed, files)
+        there = {str(p.relative_to(target)) for p in target.rglob("*")}
+        assert there == tree.files | tree.folders == Tree.load(tree.dump(), 10).files | tree.folders
+
+
+def forged(size_field: bytes, kind: bytes = tarfile.REGTYPE, pax: dict[bytes, bytes] | None = None) -> bytes:
+    """A tar.gz of one member whose header declares what is not there; `pax` goes before it."""
+
+    def header(name: str, kind: bytes, size: bytes) -> bytes:
+        block = bytearray(member(name, kind).tobuf(tarfile.USTAR_FORMAT))
+        block[124:136] = size
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+        return bytes(block)
+
+    out = b""
+    if pax is not None:
+        records = b""
+        for key, value in pax.items():
+            length = len(key) + len(value) + 3
+            length += len(str(length + len(str(length))))
+            records += b"%d %s=%s\n" % (length, key, value)
+        out = header("pax", tarfile.XHDTYPE, b"%011o\0" % len(records)) + records.ljust(512, b"\0")
+    return gzip.compress(out + header("data", kind, size_field) + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        forged(b"%011o\0" % 0, pax={b"size": b"900000000000000000"}),
+        forged(b"%011o\0" % 0, pax={b"size": b"-512"}),
+        forged(b"%011o\0" % 0, pax={b"size": b"9" * 400}),
+        forged(b"\x80\0\0\0\x0c\x7d\x71\x3b\x49\xda\0\0"),
+        forged(b"\xff" * 12),
+        forged(b"00000000999\0"),
+        forged(b"%011o\0" % 0, pax={b"path": b"../evil"}),
+        forged(b"%011o\0" % 0, pax={b"GNU.sparse.size": b"9"}),
+        forged(b"%011o\0" % (1 << 20), tarfile.GNUTYPE_LONGNAME),
+        forged(b"%011o\0" % 0, tarfile.GNUTYPE_SPARSE),
+    ],
+    ids=lambda body: str(len(body)),
+)
+def test_headers_that_lie(tmp_path: Path, body: bytes) -> None:
+    """A declared size, path or kind that is not acceptable is refused before anything of it is read or skipped."""
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(body)
+    with pytest.raises(BadArchive):
+        fill_workdir(tmp_path / "work", path, {})
+    with pytest.raises(BadArchive):
+        inspect_archive(io.BytesIO(body), max_bytes=1 << 30, max_members=100)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
+
+
+class Counting(io.BytesIO):
+    """Counts the bytes that are asked of it."""
+
+    taken = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        self.taken += len(found)
+        return found
+
+
+def test_no_more_is_read_than_the_limits_allow() -> None:
+    """Of an archive that unpacks to a thousand times its size only as much is read as the limits allow."""
+    huge = gzip.compress(member("zeros", size=256 << 20).tobuf() + bytes(256 << 20), 1)
+    tail = gzip.compress(member("small").tobuf() + bytes(256 << 20), 1)
+    for body in (huge, tail):
+        file = Counting(body)
+        with pytest.raises(BadArchive):
+            inspect_archive(file, max_bytes=1 << 20, max_members=10)
+        assert file.taken < len(body) / 8
+    members = gzip.compress(b"".join(member(f"{n}").tobuf() for n in range(9999)) + bytes(1024))
+    file = Counting(members)
+    with pytest.raises(BadArchive, match="more than 10 "):
+        inspect_archive(file, max_bytes=1 << 20, max_members=10)
+    assert file.taken < len(members) / 2

@@ -8,7 +8,7 @@ import pytest
 from api.documents.loading import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
-from tests.api.world import ARCHIVE_SHA256, GIB, World, as_yaml, document
+from tests.api.world import ARCHIVE_SHA256, FOLDERS_SHA256, GIB, World, as_yaml, document
 
 JOB = document()["jobs"][0]
 
@@ -233,6 +233,10 @@ FACTS: list[tuple[str, str, object, str, str]] = [
      "256 GiB"),
     ("unknown secret", "operator", job(secrets={"A": "hf-tokn"}), "jobs[0].secrets.A", "did you mean hf-token?"),
     ("archive that was not uploaded", "operator", document(workdir={"archive": "0" * 64}), "workdir", "upload it"),
+    ("file over a folder of the archive", "operator", document(workdir=FOLDERS_SHA256, files={"src": "x"}), "workdir",
+     "file 'src': files and archive collide: a folder of this path exists"),
+    ("file below a file of the archive", "operator", document(workdir=FOLDERS_SHA256, files={"src/a.py/b": "x"}),
+     "workdir", "files and archive collide: a file of this path is also the folder"),
     ("priority upwards", "operator", document(priority=2), "priority", "level from 3 to 7"),
 ]  # fmt: skip
 
@@ -249,6 +253,7 @@ FITTING: list[tuple[str, object]] = [
     ("a list of which only one type can hold it", resources(accelerators=["v100:8", "a100:8"])),
     ("a lower priority", document(priority=7)),
     ("its tenant's priority", document(priority=3)),
+    ("files over an archive", document(workdir=FOLDERS_SHA256, files={"src/a.py": "x", "src/b/c": "y"})),
     ("an uploaded archive", document(workdir={"archive": ARCHIVE_SHA256})),
     ("an uploaded archive by its checksum alone", document(workdir=ARCHIVE_SHA256)),
     ("one region excluded", document(regions={"exclude": ["south"]})),

@@ -21,6 +21,7 @@ from api.documents.schema import EXAMPLE
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
+from infra.archives import inspect_archive
 from infra.config import Settings
 from infra.db import events
 from infra.db.models import (
@@ -72,6 +73,8 @@ def archive_of(files: Mapping[str, str]) -> bytes:
 
 ARCHIVE = archive_of({"train.py": "print('hello')\n"})
 ARCHIVE_SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
+FOLDERS = archive_of({"src/a.py": "1"})
+FOLDERS_SHA256 = hashlib.sha256(FOLDERS).hexdigest()
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -192,7 +195,10 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
         session.add(ApiKey(id=f"key-{name}", sha256=hash_api_key(key), role=role, tenant=tenant, label=name))
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
+    # As one that was uploaded before its paths were kept, and one after.
     session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
+    paths = inspect_archive(io.BytesIO(FOLDERS), max_bytes=1000, max_members=10).dump()
+    session.add(Archive(tenant="vision", sha256=FOLDERS_SHA256, body=FOLDERS, paths=paths))
     session.add(Table(name="digits", home_region="north"))
     session.flush()
     session.add(Partition(data_table="digits", name="all", location="tables/digits/", size_bytes=5))

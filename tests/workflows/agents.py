@@ -11,22 +11,23 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
+from domain.blame import LaunchError
 from domain.ids import agent_queue
 from domain.protocol import (
-    STOPPED_ATTEMPT,
     Activity,
     Attend,
     NodeHeartbeat,
     NodeOutcome,
     NodePrepared,
     PrepareNode,
+    ProveKey,
     RunNode,
     StopNode,
     TaskExit,
 )
 from domain.reported import NoticeReport, TaskProgress
 
-R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend)
+R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, ProveKey)
 _LOOK_S = 0.02
 
 
@@ -94,12 +95,15 @@ class Agent:
         *,
         signal: int | None = None,
         log_tail: str = "",
+        memory: tuple[int, int] | None = None,
         stopped: bool = False,
         notice: NoticeReport | None = None,
     ) -> None:
         """The newest attempt's task ends by itself."""
         run = self._attempts[self._newest]
         task = TaskExit("main", self._task, exit_code, signal, log_tail)
+        if memory is not None:
+            task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)
 
     # ------------------------------------------------------------------------------------------------- coming and going
@@ -110,7 +114,7 @@ class Agent:
         self._worker = Worker(
             self._client,
             task_queue=agent_queue(self.machine),
-            activities=[self.prepare, self.run, self.stop, self.attend],
+            activities=[self.prepare, self.run, self.stop, self.attend, self.prove_key],
             identity="agent",
             build_id="agent",
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
@@ -176,13 +180,18 @@ class Agent:
         await self._begin(Activity.ATTEND, request)
         await self._beat_until(Activity.ATTEND, lambda: False)
 
+    @activity.defn(name=Activity.PROVE_KEY.value)
+    async def prove_key(self, request: ProveKey) -> str:
+        await self._begin(Activity.PROVE_KEY, request)
+        return f"proof of {request.challenge}"
+
     async def _begin(self, kind: Activity, request: R) -> None:
         self.asked.append((kind, request))
         if self.errors[kind]:
             raise self.errors[kind].pop(0)
         await self._beat_until(kind, lambda: kind not in self.held or kind in self.refusals)
         if kind in self.refusals:
-            raise ApplicationError(self.refusals[kind], non_retryable=True)
+            raise ApplicationError(self.refusals[kind], type="MachineFault", non_retryable=True)
 
     async def _beat_until(self, kind: Activity, done: Callable[[], bool], run: _Attempt | None = None) -> None:
         """Heartbeats until `done`. Once this agent is gone or the activity is silent, nothing is ever heard of it."""
@@ -200,7 +209,7 @@ class Agent:
 
     def _refuse_stopped(self, attempt: int) -> None:
         if self._attempts[attempt].told:
-            raise ApplicationError("it was stopped here", type=STOPPED_ATTEMPT, non_retryable=True)
+            raise ApplicationError("it was stopped here", type=LaunchError.STOPPED_ATTEMPT, non_retryable=True)
 
     def _told(self, run: _Attempt) -> NodeOutcome:
         exits = [TaskExit("main", self._task, signal=15)] if run.started else []

@@ -89,6 +89,8 @@ class Registry(StandIns):
     def __init__(self) -> None:
         super().__init__()
         self.welcome = Welcome(stop=[], heartbeat_timeout_s=1.0, lost_after_s=1.0)
+        self.after_proof: Welcome | None = None
+        """What a hello with a proof gets."""
 
     def all(self) -> list[Callable[..., Any]]:
         """The control queue's activities."""
@@ -97,7 +99,7 @@ class Registry(StandIns):
     @activity.defn(name=Activity.REGISTER_MACHINE.value)
     async def register(self, hello: Hello) -> Welcome:
         await self._called(Activity.REGISTER_MACHINE, hello)
-        return self.welcome
+        return self.after_proof if hello.key_proof and self.after_proof is not None else self.welcome
 
     @activity.defn(name=Activity.MACHINE_READY.value)
     async def ready(self, attend: Attend) -> None:

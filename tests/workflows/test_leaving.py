@@ -114,7 +114,7 @@ async def test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempte
     """The agent tells its tasks at once: their exit, with any code, is no failure, and the peers have their grace."""
     life.plan.retries = 0
     await running(life)
-    life.agents[0].ends(1, log_tail="interrupted", notice=TERMINATE)
+    life.agents[0].ends(1, notice=TERMINATE)
     await life.reaches(Phase.PREEMPTED)
     assert life.reason() == {"machine": life.agents[0].machine, **TERMINATE.numbers()}
     await life.asks(life.agents[1], Activity.STOP_NODE)

@@ -58,7 +58,7 @@ async def test_a_failure_caused_by_a_lost_machine_does_not_count(life: Life) -> 
     life.plan.node_lost_after_s = 0.5
     await running(life)
     await life.agents[1].goes()
-    life.agents[0].ends(1, log_tail="connection reset by peer")
+    life.agents[0].ends(1)
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
     await life.agents[1].comes()
@@ -158,13 +158,13 @@ async def test_a_tasks_failure_is_shown_although_a_peer_was_refused_too(life: Li
     life.agents[0].held.add(Activity.STOP_NODE)
     life.agents[1].held.add(Activity.RUN_NODE)
     await running(life)
-    life.agents[0].ends(3, log_tail="the cause")
+    life.agents[0].ends(3)
     await life.asks(life.agents[0], Activity.STOP_NODE)
     life.agents[1].refusals[Activity.RUN_NODE] = "attempt 1 was stopped here"
     await life.pending(Activity.RUN_NODE, 0)
     life.agents[0].held.clear()
     assert await life.result() == "failed"
-    assert life.reason()["log_tail"] == "the cause"
+    assert life.reason()["status"] == "exit code 3"
 
 
 @goes(*RUNNING, "checkpointing evicted", "preempted evicted")

@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
-from domain.protocol import Activity, Attend, Hello, MachineNotice, StopNode
+from domain.protocol import Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
 from domain.reported import NoticeReport
 from tests.workflows.agents import Agent, until
 from tests.workflows.lab import handled, serving
@@ -278,3 +278,19 @@ async def test_a_notice_does_not_wait_for_tasks_that_save(machine: Registered) -
     await machine.known("machine.register", "machine.ready", "machine.noticed", "machine.ready")
     assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 120.0)]
     assert machine.registry.requests(Activity.MACHINE_READY)[-1] == Attend(machine.machine, "boot-1", ["wl-1.3"])
+
+
+async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Registered) -> None:
+    """A hello that is refused leads to no attendance; the agent is asked for a proof, which is registered."""
+    machine.registry.welcome.refused = True
+    await machine.says_hello()
+    await machine.known("machine.register")
+    assert machine.agent.requests(Activity.ATTEND) == []
+    machine.registry.welcome.challenge = "a box"
+    machine.registry.after_proof = Welcome(stop=[], heartbeat_timeout_s=1.0, lost_after_s=1.0)
+    await machine.announces()
+    await machine.attended()
+    await machine.known("machine.register", "machine.register", "machine.register", "machine.ready")
+    asked = machine.registry.requests(Activity.REGISTER_MACHINE)
+    assert [h.key_proof for h in asked] == ["", "", "proof of a box"]
+    assert machine.agent.requests(Activity.PROVE_KEY) == [ProveKey(machine.machine, "a box")]

@@ -239,17 +239,43 @@ async def test_a_machine_lost_during_preparation_is_not_asked_to_stop(life: Life
 async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(life: Life) -> None:
     """A refusal ends the attempt on every machine without counting as the user's failure."""
     life.plan.retries = 0
-    life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("disk full", non_retryable=True)]
+    error = ApplicationError("no port is free", type="NoFreePort", non_retryable=True)
+    life.agents[1].errors[Activity.PREPARE_NODE] = [error]
     await life.award()
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
-    assert "disk full" in life.reason()["error"]
+    assert "no port is free" in life.reason()["error"]
     assert life.stopped() == [[(1, 0.0)], [(1, 0.0)]]
     await life.award()
     await life.runs()
     for agent in life.agents:
         agent.ends()
     assert await life.result() == "succeeded"
+
+
+@goes(*PROVISIONED, "failed cannot_start")
+async def test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine(life: Life) -> None:
+    """An archive that no machine can unpack ends the workload with the fault's name, whatever retries it has."""
+    life.plan.retries = 3
+    life.agents[0].errors[Activity.PREPARE_NODE] = [ApplicationError("port", type="NoFreePort", non_retryable=True)]
+    error = ApplicationError("'d': a folder of this path exists", type="BadArchive", non_retryable=True)
+    life.agents[1].errors[Activity.PREPARE_NODE] = [error]
+    await life.award()
+    assert await life.result() == "failed"
+    assert life.facts.releases[0].blames_machine is None
+    assert "a folder of this path exists" in life.reason()["error"]
+
+
+@goes(*PROVISIONED, "pending launch_failed", "placing awarded", *PROVISIONED[2:], "pending launch_failed")
+async def test_a_full_disk_blames_nobody(life: Life) -> None:
+    """A machine whose disk is full is not blamed, nor is the workload; it is placed again."""
+    life.plan.retries = 0
+    error = ApplicationError("No space left on device", type="DiskFull", non_retryable=True)
+    for attempt in (1, 2):
+        life.agents[1].errors[Activity.PREPARE_NODE] = [error]
+        await life.award()
+        await life.reaches(Phase.PENDING)
+        assert [r.blames_machine for r in life.facts.releases] == [None] * attempt
 
 
 @goes(*PROVISIONED, "pending machine_lost")

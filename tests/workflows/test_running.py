@@ -45,7 +45,10 @@ async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
 
 @goes(*RUNNING, "pending task_failed", *AGAIN, "failed retries_exhausted")
 async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words(life: Life) -> None:
-    """The user's own failures are retried as often as allowed; the last one's status and log tail are the reason."""
+    """The user's own failures are retried as often as allowed; the last one's status is the reason.
+
+    It refers to the log, and does not quote it: an agent of an earlier version may still send its end.
+    """
     life.plan.retries = 1
     await running(life)
     life.agents[0].ends(3, log_tail="boom 1")
@@ -53,7 +56,7 @@ async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_las
     assert life.reason() == {
         "task": "main/0",
         "status": "exit code 3",
-        "log_tail": "boom 1",
+        "log": f"logs/{life.id}/1/main/0/",
         "retries": 1,
         "failures": 1,
     }
@@ -61,7 +64,12 @@ async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_las
     await running(life)
     life.agents[1].ends(None, signal=11, log_tail="boom 2")
     assert await life.result() == "failed"
-    assert life.reason() == {"task": "main/1", "status": "signal 11", "log_tail": "boom 2", "retries": 1}
+    assert life.reason() == {
+        "task": "main/1",
+        "status": "signal 11",
+        "log": f"logs/{life.id}/2/main/1/",
+        "retries": 1,
+    }
     assert [r.blames_machine for r in life.facts.releases] == [None, None]
 
 
@@ -70,11 +78,25 @@ async def test_the_first_failure_is_shown_and_not_those_that_were_stopped_for_it
     """A task that ended by an exit code of its own is the reason, though a peer's end by SIGTERM was heard earlier."""
     life.plan.retries = 0
     await running(life)
-    life.agents[0].ends(143, log_tail="terminated")
-    life.agents[1].ends(7, log_tail="the cause")
+    life.agents[0].ends(143)
+    life.agents[1].ends(7)
     assert await life.result() == "failed"
     assert life.reason()["task"] == "main/1"
-    assert life.reason()["log_tail"] == "the cause"
+
+
+@goes(*RUNNING, "pending out_of_memory", *RUNNING[1:], "failed out_of_memory")
+async def test_a_task_whose_memory_ran_out_is_told_as_such(life: Life) -> None:
+    """The reason is the limit and the peak, though a peer failed first; it counts as the user's failure."""
+    life.plan.retries = 1
+    for limit in (64 << 20, 65 << 20):
+        await running(life)
+        life.agents[0].ends(1)
+        life.agents[1].ends(None, signal=9, memory=(limit, limit))
+        await until(lambda: len(life.facts.releases) == life.facts.attempt, "the attempt is released")
+        assert life.reason()["task"] == "main/1"
+        assert (life.reason()["limit_bytes"], life.reason()["peak_bytes"]) == (limit, limit)
+    assert await life.result() == "failed"
+    assert [r.blames_machine for r in life.facts.releases] == [None, None]
 
 
 @goes(*RUNNING, "failed retries_exhausted")

@@ -242,3 +242,12 @@ def remove_machines(session: Session, machine_ids: tuple[str, ...]) -> None:
     A machine whose agent starts again comes back as a new one.
     """
     _remove(session, machine_ids, session.client.remove_machine)
+
+
+@machines.command()
+@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE")
+@click.option("--key", help="The new key's fingerprint, as the machine's owner reads it.")
+@click.pass_obj
+def trust(session: Session, machine_id: str, key: str | None) -> None:
+    """Accept the new key with which a machine announces itself; secrets are sealed to it from then on."""
+    emit_list(session, [session.client.trust_machine(machine_id, key)], _MACHINE_COLUMNS)

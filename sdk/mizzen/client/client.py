@@ -359,6 +359,12 @@ class Client(Data):
         """Forget a region without machines, data and placed workloads (operators)."""
         self._call("DELETE", "regions", name)
 
+    def trust_machine(self, machine_id: str, key: str | None = None) -> views.MachineDetail:
+        """Accept a machine's new key (operators); `key`: only if it has this fingerprint."""
+        body = {"key": key} if key else {}
+        answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
+        return cast(views.MachineDetail, answer)
+
     # ------------------------------------------------------------------------------------------------------- inside
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:

@@ -370,6 +370,8 @@ class Machine(TypedDict):
     draining: bool
     failed_gangs: int
     address: str
+    key: str
+    offered_key: str | None
     registered_at: str
     lost_at: str | None
 

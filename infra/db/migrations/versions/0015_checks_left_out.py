@@ -1,13 +1,13 @@
 """CHECKs that the models always had, and the first schema did not.
 
 Revision ID: 0015
-Revises: 0011
+Revises: 0012
 """
 
 from alembic import op
 
 revision = "0015"
-down_revision = "0011"
+down_revision = "0012"
 branch_labels = None
 depends_on = None
 

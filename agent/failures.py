@@ -1,0 +1,53 @@
+"""Why a launch failed, as the type that workflows judge by (`domain.blame`)."""
+
+import errno
+
+from temporalio.exceptions import ApplicationError
+
+from agent.ports import NoFreePort, TooManyPorts
+from agent.sealed import CannotUnseal
+from agent.staging import BadLaunch, BucketUnavailable, ChangedLaunch, DamagedArchive
+from agent.tasks import NotStarted
+from domain.blame import TABLE, LaunchError
+from infra.archives import BadArchive
+
+_TYPES: dict[type[Exception], LaunchError] = {
+    BadArchive: LaunchError.BAD_ARCHIVE,
+    BadLaunch: LaunchError.BAD_LAUNCH,
+    BucketUnavailable: LaunchError.BUCKET_UNAVAILABLE,
+    CannotUnseal: LaunchError.CANNOT_UNSEAL,
+    ChangedLaunch: LaunchError.CHANGED_LAUNCH,
+    DamagedArchive: LaunchError.DAMAGED_ARCHIVE,
+    NoFreePort: LaunchError.NO_FREE_PORT,
+    NotStarted: LaunchError.NOT_STARTED,
+    TooManyPorts: LaunchError.TOO_MANY_PORTS,
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a file could not be written because its disk, or a quota on it, is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def refusal(kind: LaunchError, message: str, *, final: bool | None = None) -> ApplicationError:
+    """The error to raise; `final`: not to be tried again here, by default as the table says."""
+    return ApplicationError(
+        message, type=kind.value, non_retryable=TABLE[kind].final if final is None else final or TABLE[kind].final
+    )
+
+
+def launch_failure(error: Exception, *, final: bool) -> Exception:
+    """`error` as workflows understand it; what is no known way of failing stays as it is.
+
+    `final`: it was tried often enough on this machine, so that the gang is placed anew.
+    """
+    if isinstance(error, ApplicationError):
+        return error
+    kind = _TYPES.get(type(error))
+    message = str(error)
+    if isinstance(error, BadArchive) and error.member is not None:
+        message = f"{error.member!r}: {error}"
+    if kind is None and isinstance(error, OSError):
+        kind = LaunchError.DISK_FULL if is_disk_full(error) else LaunchError.MACHINE_FAULT
+    return error if kind is None else refusal(kind, message, final=final)

@@ -1,0 +1,103 @@
+"""Users of tenants: what of a machine belongs to the tenant whose task runs there, and whether a task could run at all.
+
+On a machine whose agent runs as root each tenant's tasks have a user of their own (`AgentConfig.tenant_uids`), so they
+can read neither what the agent and the installation keep nor what another tenant's tasks wrote.
+"""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import mizzen
+from agent.launch import LaunchDescription, Owner
+from agent.tasks import RunFolder
+from domain.ids import checkpoint_prefix
+
+TENANT_UIDS = (2_000_000, 100_000)
+"""First user id and how many, by default: above what distributions and containers use."""
+_PRIVATE = ("launches", "logs", "archives", "tetris", ".staging")
+_PROBE = """
+import os, sys
+root, uid, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sys.path.insert(0, root)
+from agent.view import enter_view, view_for
+view = view_for(uid, [folder, *sys.argv[4:]])
+if view:
+    enter_view(view)
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+os.stat(folder + "/.")
+os.execv(sys.executable, [sys.executable, "-I", "-c", "import mizzen"])
+"""
+
+
+def needed_paths(launch: LaunchDescription, run: RunFolder) -> list[str]:
+    """Folders that a task must be able to enter: its own, Python's with the SDK, and its data in a bucket of files."""
+    uris = [launch.checkpoint.uri, *launch.tables.values()]
+    return [*_python_paths(), str(run.path), *(str(path) for uri in uris if (path := _local(uri)) is not None)]
+
+
+def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None:
+    """In a bucket that is a folder, give the workload's checkpoints to `owner`, and close what is no task's business.
+
+    Only what belongs to this process's user changes hands. Links are not followed, nor are files given that have a
+    second name elsewhere.
+    """
+    root = _local(bucket_url)
+    if root is None:
+        return
+    for name, mode in (("", 0o711), ("checkpoints", 0o711), ("tables", 0o755), *((name, 0o700) for name in _PRIVATE)):
+        path = root / name
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+            path.chmod(mode)
+    own = root / checkpoint_prefix(launch.workload_id)
+    own.mkdir(mode=0o700, exist_ok=True)
+    for _, _, names, folder in os.fwalk(own, follow_symlinks=False):
+        for name in names:
+            _give(name, folder, owner)
+        # The folder itself last: until then nobody else can put anything into it.
+        if os.fstat(folder).st_uid == os.geteuid():
+            os.fchown(folder, owner.uid, owner.gid)
+            os.fchmod(folder, 0o700)
+
+
+def _give(name: str, folder: int, owner: Owner) -> None:
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
+            os.fchown(descriptor, owner.uid, owner.gid)
+    finally:
+        os.close(descriptor)
+
+
+def why_not_separate(state_dir: Path, uids: tuple[int, int] = TENANT_UIDS) -> str | None:
+    """Why tenants' tasks cannot have users of their own on this computer; None: they can. Takes a tenth of a second."""
+    if os.geteuid() != 0:
+        return "mizzen does not run as root"
+    state_dir.mkdir(parents=True, exist_ok=True)
+    code = ["-I", "-c", _PROBE, str(Path(__file__).parents[1]), str(sum(uids) - 1), str(state_dir.resolve())]
+    done = subprocess.run(
+        [sys.executable, *code, *_python_paths()], capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode == 0:
+        return None
+    said = done.stderr.strip().splitlines()
+    return f"another user cannot run {sys.executable} here ({said[-1] if said else f'status {done.returncode}'})"
+
+
+def _python_paths() -> list[str]:
+    return [sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1])]
+
+
+def _local(url: str) -> Path | None:
+    """The folder that a file URL names."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None

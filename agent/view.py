@@ -1,0 +1,62 @@
+"""What a task of another user sees of folders that only root may enter: the few paths that it needs, and no more.
+
+mizzen may be installed, or keep its data, below a folder such as /root. Rather than to open that folder, or to run
+tasks as root, a task gets a mount namespace of its own in which the folder holds only the paths that it needs.
+Standard library only: the shim imports it.
+"""
+
+import ctypes
+import os
+import stat
+
+_CLONE_NEWNS = 0x00020000
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def view_for(uid: int, paths: list[str]) -> dict[str, list[str]]:
+    """Topmost folder that `uid` may not enter, to those of `paths` (folders that exist) that are below it."""
+    view: dict[str, list[str]] = {}
+    for path in sorted({os.path.realpath(path) for path in paths}):
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts)):
+            above = "/" + "/".join(parts[:depth])
+            if not os.path.exists(path):
+                break
+            if not _may_enter(above, uid):
+                view.setdefault(above, []).append(path)
+                break
+    return view
+
+
+def _may_enter(path: str, uid: int) -> bool:
+    status = os.stat(path)
+    return bool(status.st_mode & (stat.S_IXUSR if status.st_uid == uid else stat.S_IXOTH))
+
+
+def enter_view(view: dict[str, list[str]]) -> None:
+    """Give this process, which is root's, a mount namespace in which the folders hold nothing else.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    for folder, paths in view.items():
+        opened = [(os.open(path, os.O_PATH), path) for path in paths if os.path.isdir(path)]
+        _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+        for descriptor, path in opened:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+            _mount(f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC, None)
+            os.close(descriptor)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _check(_libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), target)
+
+
+def _check(result: int, path: str | None = None) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)

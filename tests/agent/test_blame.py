@@ -1,0 +1,44 @@
+"""The table of whom a failed launch blames: complete, documented, and what agents raise is in it."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from agent.failures import launch_failure
+from agent.ports import TooManyPorts
+from agent.staging import BucketUnavailable
+from domain.blame import TABLE, Blame, LaunchError, markdown, verdict
+from infra.archives import BadArchive
+
+
+def test_the_table_is_complete_and_documented(checkout: Path) -> None:
+    """Every error of the closed list has a verdict, and the operators' page shows the same table."""
+    assert set(TABLE) == set(LaunchError)
+    assert markdown() in (checkout / "docs" / "operating.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "blame"),
+    [
+        (OSError(errno.ENOSPC, "full"), "DiskFull", Blame.NOBODY),
+        (OSError(errno.EDQUOT, "quota"), "DiskFull", Blame.NOBODY),
+        (OSError(errno.EIO, "broken"), "MachineFault", Blame.MACHINE),
+        (BucketUnavailable("down"), "BucketUnavailable", Blame.NOBODY),
+        (BadArchive("a link", "evil"), "BadArchive", Blame.WORKLOAD),
+        (TooManyPorts("99"), "TooManyPorts", Blame.WORKLOAD),
+    ],
+)
+def test_what_agents_raise(error: Exception, kind: str, blame: Blame) -> None:
+    """Errors of the system, the bucket and the user are told apart."""
+    for final in (False, True):
+        told = launch_failure(error, final=final)
+        assert getattr(told, "type", None) == kind and verdict(kind).blame is blame
+        assert getattr(told, "non_retryable", None) == (final or TABLE[LaunchError(kind)].final)
+
+
+def test_an_error_that_nobody_knows_blames_nobody() -> None:
+    """An agent of another version may raise anything: neither workloads nor machines suffer from it."""
+    assert verdict("KeyError").blame is verdict(None).blame is Blame.NOBODY
+    odd = KeyError("x")
+    assert launch_failure(odd, final=True) is odd

@@ -1,0 +1,180 @@
+"""What a task may use and see: limits by what it asked for, and a user of its own for each tenant.
+
+Judged by what the tasks themselves could do.
+"""
+
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import tasks
+from agent.cgroups import CONTROLLERS, Limits, limit, remove_cgroup
+from agent.config import AgentConfig
+from agent.isolation import TENANT_UIDS, why_not_separate
+from agent.launch import LaunchDescription
+from agent.state import StateFolder
+from domain.protocol import NodeOutcome
+from tests.agent.harness import Lab, description, ended, python, run_folder, until_async
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can limit tasks and start them as other users")
+PROCESSES = 141
+"""Of a task that asks for a tenth of a CPU."""
+
+
+def limited(lab: Lab, config: AgentConfig, command: str, **changes: Any) -> LaunchDescription:
+    """A task that asks for 64 MiB and a tenth of a CPU, with an interpreter that any user may run."""
+    launch = description(lab.region, config, command, **changes)
+    asked = [place.model_copy(update={"memory_bytes": 64 << 20, "cpus_milli": 100}) for place in launch.tasks]
+    return launch.model_copy(update={"tasks": tuple(asked)})
+
+
+@pytest.fixture
+async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
+    """A lab below a folder that only root may enter, as an installation of root's is."""
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        async with Lab.open(root, temporal_address) as lab:
+            yield lab
+    finally:
+        shutil.rmtree(root)
+
+
+async def test_a_task_that_takes_more_memory_than_it_asked_for_is_killed(lab: Lab) -> None:
+    """The kernel ends it, and the exit says that its memory ran out, with limit and peak; others are not touched."""
+    config = lab.config()
+    greedy = f"exec {sys.executable} -I -S -c \"print('on', flush=True); x = b'x' * (500 << 20); print('off')\""
+    launch, modest = limited(lab, config, greedy), limited(lab, config, f"exec {sys.executable} -I -S -c pass")
+    for each in (launch, modest):
+        lab.write(each)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        (end,) = outcome.exits
+        assert (end.signal, end.memory_limit_bytes) == (9, 64 << 20)
+        assert end.memory_peak_bytes is not None and end.memory_peak_bytes > 50 << 20
+        assert lab.folder_of(launch, config).output.read_text() == "on\n"
+        outcome = await (await lab.run(modest, config.machine)).result(NodeOutcome)
+        assert (outcome.exits[0].exit_code, outcome.exits[0].memory_limit_bytes) == (0, None)
+    assert not list(Path("/sys/fs/cgroup").rglob(f"mizzen-{launch.workload_id}*"))
+
+
+FORKS = """
+import os, time
+made = 0
+for _ in range(300):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except OSError:
+        break
+    made += 1
+print(made, flush=True)
+"""
+
+
+def test_processes_are_bounded(tmp_path: Path) -> None:
+    """Of 300 children a task gets no more than its limit, and all of them are gone when it has ended."""
+    run = run_folder(tmp_path)
+    folders, missing = limit(run.run_id, Limits(256 << 20, PROCESSES, 100))
+    assert missing == [], f"of {CONTROLLERS}"
+    tasks.start(run, python(run, FORKS, limits=tuple(folders)))
+    assert ended(run).exit_code == 0
+    assert int(run.output.read_text()) == PROCESSES - 1
+    assert not any(Path(path).exists() for path in folders)
+
+
+def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
+    """What the kernel refuses is told, and leaves no cgroup."""
+    folders, missing = limit("wl-test.1.main.0", Limits(-7, 100, 100))
+    assert missing == ["memory"]
+    for path in folders:
+        remove_cgroup(path)
+        assert not Path(path).exists()
+
+
+def tenants(lab: Lab) -> AgentConfig:
+    return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url)
+
+
+async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(open_lab: Lab) -> None:
+    """Keys, launch files, other tenants' folders and checkpoints are closed to it; its own are its own."""
+    lab, config = open_lab, tenants(open_lab)
+    (lab.folder / "operator.key").write_text("mzn_secret")
+    (lab.folder / "operator.key").chmod(0o600)
+    state = StateFolder(config.state_dir)
+    checkpoints = lab.folder / "bucket" / "checkpoints"
+
+    def launch_of(tenant: int, command: str) -> LaunchDescription:
+        launch = description(lab.region, config, command, tenant_number=tenant)
+        uri = f"{lab.bucket_url}/checkpoints/{launch.workload_id}/"
+        return launch.model_copy(update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri})})
+
+    first = launch_of(1, "id -u; echo mine > mine; echo saved > ${MIZZEN_CHECKPOINT_URI#file://}/c")
+    lab.write(first)
+    (checkpoints / first.workload_id).mkdir(parents=True)
+    (checkpoints / first.workload_id / "copied").write_text("by a worker")
+    own = lab.folder_of(first, config).path
+    closed = [
+        lab.folder / "operator.key",
+        state.path / "key",
+        own.parent / "launch.json",
+        own / "script.sh",
+        own / "output.log",
+        own / "work" / "mine",
+        checkpoints / first.workload_id / "c",
+        checkpoints / first.workload_id / "copied",
+        lab.folder / "bucket" / "launches" / first.workload_id / "1.json",
+    ]
+    tries = "; ".join(f"cat {path} 2>/dev/null && echo read {path}" for path in closed)
+    second = launch_of(2, f"id -u; {tries}; ls {lab.folder} / /root 2>/dev/null | grep -c key || true")
+    lab.write(second)
+    third = launch_of(1, f"cat {checkpoints}/{first.workload_id}/c {checkpoints}/{first.workload_id}/copied")
+    third = third.model_copy(update={"workload_id": first.workload_id, "attempt": 2, "checkpoint": first.checkpoint})
+    lab.write(third)
+    async with lab.agent(config):
+        for launch in (first, second, third):
+            outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+            output = lab.folder_of(launch, config).output.read_text()
+            assert [e.exit_code for e in outcome.exits] == [0], output
+            await until_async(lambda launch=launch: lab.log(launch)[1])
+    assert all(path.exists() for path in closed)
+    assert lab.log(first)[0] == f"{TENANT_UIDS[0] + 1}\n".encode()
+    assert lab.log(second)[0] == f"{TENANT_UIDS[0] + 2}\n0\n".encode()
+    assert lab.log(third)[0] == b"saved\nby a worker"
+
+
+async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_folder(open_lab: Lab) -> None:
+    """The interpreter of a checkout of root's runs as the tenant's user, which sees nothing else below that folder."""
+    lab, config = open_lab, tenants(open_lab)
+    assert why_not_separate(config.state_dir) is None
+    code = "import json, os, mizzen; print(json.dumps([os.getuid(), sorted(os.listdir('/root'))]))"
+    launch = description(lab.region, config, f'exec "$MIZZEN_PYTHON" -c "{code}"', tenant_number=7)
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    output = lab.folder_of(launch, config).output.read_text()
+    assert [e.exit_code for e in outcome.exits] == [0], output
+    uid, seen = json.loads(output)
+    assert uid == TENANT_UIDS[0] + 7
+    needed = Path(sys.base_prefix).resolve()
+    assert set(seen) <= ({needed.parts[2]} if needed.parts[1] == "root" else set(seen))
+
+
+def test_what_an_agent_keeps_is_closed_also_where_it_was_open(tmp_path: Path) -> None:
+    """Folders that an earlier version made lose what others could do there; files are private from their creation."""
+    (tmp_path / "state" / "runs").mkdir(parents=True, mode=0o755)
+    state = StateFolder(tmp_path / "state")
+    attempt = state.attempt("wl-1", 1)
+    attempt.save_launch(b"{}", "file:///b")
+    attempt.save_ports({"main": 1})
+    for path in (state.path, state.path / "runs", attempt.path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o711
+    for name in ("launch.json", "bucket.json", "ports.json"):
+        assert stat.S_IMODE((attempt.path / name).stat().st_mode) == 0o600
