@@ -21,7 +21,8 @@ _OUTCOME = TypeAdapter(NodeOutcome)
 
 def outcome(machine: str, runs: Sequence[RunFolder]) -> NodeOutcome:
     """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first."""
-    ended = [(run, end) for run in runs if (end := run.exit()) is not None]
+    ends = [run.exit() for run in runs]
+    ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
     stops = [stop for run in runs if (stop := run.stop()) is not None]
     progress = [read_progress(run) for run in runs]
     told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
@@ -40,7 +41,7 @@ def outcome(machine: str, runs: Sequence[RunFolder]) -> NodeOutcome:
             if end.started
         ],
         progress=progress,
-        stopped=any(stop.told for stop in stops) or not all(end.started for _, end in ended),
+        stopped=any(stop.told for stop in stops) or not all(end is not None and end.started for end in ends),
         notice=next(told, None),
     )
 
