@@ -19,7 +19,6 @@ from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
-from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
 from tests.activities.world import World
@@ -169,20 +168,22 @@ def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_
     assert done.returncode == -signal.SIGKILL
     assert (held(fleet), replica(fleet).state) == (["ds=1"], "copying")
     before = {info.key: info.tag for info in fleet.bucket("west").list("")}
-    assert len(before) == 3, "a partition of two objects, and one of the next"
+    assert 3 <= len(before) <= 4, (
+        "a partition of two objects, and some of the next, whose objects come at the same time"
+    )
     assert complete(fleet) == 300
     after = {info.key: info.tag for info in fleet.bucket("west").list("")}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
 
 
-def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled, it leaves the parts that are there to the next try, and makes nothing ready."""
-    monkeypatch.setattr(copying.copy_object, "__kwdefaults__", {**copying.copy_object.__kwdefaults__, "part_bytes": 10})
+def test_a_cancelled_copy_ends_in_its_partition(fleet: World) -> None:
+    """Cancelled, it leaves the objects that are there to the next try, and makes nothing ready."""
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *told: environment.cancel() if told else None
     with pytest.raises(CancelledError):
         environment.run(CopyActivities(fleet.engine, fleet.settings).copy_table, REQUEST)
-    assert (held(fleet), replica(fleet).state, keys(fleet)) == ([], "copying", set())
+    assert (held(fleet), replica(fleet).state) == ([], "copying")
+    assert keys(fleet) <= {"tables/words/ds=1/a", "tables/words/ds=1/b"}
     assert complete(fleet) == 300
 
 
