@@ -66,7 +66,8 @@ class LaunchActivities:
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
             tasks = tasks_of(row, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
-            _refuse_wrong(session, spec, region.name)
+            if attempt.started_at is None:  # Else it is described again to be cleared up.
+                _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
