@@ -67,7 +67,8 @@ class LaunchActivities:
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
             tasks = tasks_of(row, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
-            _refuse_wrong(session, spec, region.name)
+            if attempt.started_at is None:  # Else it is described again to be cleared up.
+                _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
             tenant_number = session.get_one(Tenant, row.tenant).number
             sealed = self._sealed_secrets(session, spec, tasks, machines)

@@ -144,7 +144,8 @@ def test_what_is_found_wrong_is_repaired(nights: NightWorld, damage: Damage, dam
 def test_no_job_starts_on_a_replica_that_is_known_to_be_wrong(nights: NightWorld) -> None:
     """Neither is one placed there, nor does one start that was placed before it was found."""
     nights.world.machine("west/c/m")
-    placed = nights.world.running(job(), tables=("a",))
+    placed = nights.world.submit(job(), tables=("a",))
+    nights.world.tick()
     assert nights.world.workload(placed).region == "west"
     delete(nights.world.bucket("west"), KEY)
     verify_again(nights, "west")

@@ -2,7 +2,7 @@
 
 A campaign: tables with random homes and replicas, all verified. Objects are deleted, truncated and flipped before,
 during and after a night of random moves, each time so that every partition still has a good copy somewhere. Then come a
-complete scrub, repairs, a second night, and the judgement. `make chaos` runs 20 campaigns of 10 damages each.
+complete scrub, repairs, a second night, and the judgement. `make chaos-copies` runs 20 campaigns of 10 damages each.
 """
 
 import os

@@ -19,7 +19,6 @@ from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
-from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
 from tests.activities.world import World
@@ -182,7 +181,8 @@ def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: 
     environment.on_heartbeat = lambda *told: environment.cancel() if told else None
     with pytest.raises(CancelledError):
         environment.run(CopyActivities(fleet.engine, fleet.settings).copy_table, REQUEST)
-    assert (held(fleet), replica(fleet).state, keys(fleet)) == ([], "copying", set())
+    assert (held(fleet), replica(fleet).state) == ([], "copying")
+    assert keys(fleet) <= {"tables/words/ds=1/a", "tables/words/ds=1/b"}
     assert complete(fleet) == 300
 
 
