@@ -31,6 +31,7 @@ SUITES = {
     "tetris-shape": "tetris_shape",
     "tetris-colocation": "tetris_colocation",
     "tetris-joint": "tetris_joint",
+    "tetris-annealing": "tetris_annealing",
     "tetris-moves": "tetris_moves",
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",

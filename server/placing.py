@@ -15,7 +15,8 @@ from server.instance_files import read_any, read_needed
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, compiling, interrupts, shown, starting
 from tetris import documents, exact, report
-from tetris.climb import Step, climb, load
+from tetris.budget import process_deadline_s
+from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
@@ -54,7 +55,7 @@ def run_solve(
         needed = read_needed(columns, reads)
         if method != "v0":
             with compiling():
-                load()
+                load(method == "exact" or may_prove(columns))
     err = Console(stderr=True)
     with interrupts() as interrupted:
         with shown(err) as show:
@@ -122,7 +123,9 @@ def _solve(
     if method == "exact":
         return _solve_exactly(columns, _EXACT_S if time_s is None else time_s, seed, show, stop)
     search = v1 if method == "v1" else climb
-    found = search(columns, time_s=_CLIMB_S if time_s is None else time_s, seed=seed, listener=listen, stop=stop)
+    budget_s = _CLIMB_S if time_s is None else time_s
+    ends_s = process_deadline_s(budget_s)
+    found = search(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop, ends_s=ends_s)
     return found.home, _PROVED if found.proved and method == "climb" else ""
 
 

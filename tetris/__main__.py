@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tetris.climb import Step, climb
+from tetris.budget import process_deadline_s
+from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
@@ -29,6 +30,8 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     columns = read_folder(folder / "instance")
     how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _tell}
+    load(may_prove(columns))
+    how["ends_s"] = process_deadline_s(request["time_s"])
     if request["policy"] is None:
         _write(folder / "plan.json", plan_document(columns.plan_of(climb(columns, **how).home)))
         return

@@ -4,25 +4,27 @@ The plain algorithm, `one_pass`: find each table's best region by itself, queue 
 each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains,
 or too little for what it costs: no single table's move helps much then.
 
-From there: annealed walks whose steps also move all tables of a job, or let two tables change places; neighbourhoods
-that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances small enough the exact method, which
-ends the search when it has proved the plan.
+From there: one long annealed walk from the start's plan, whose steps also move all tables of a job, or let two tables
+change places (`tetris.cooling` has its temperatures). What is left of the budget goes to shorter walks, most of them
+from the best plan; neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances small
+enough the exact method, which ends the search when it has proved the plan.
 
-Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan.
+Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan,
+unless the clock ends the search first (`tetris.budget`).
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from domain.instance import Instance, Job, Region, Table
+from tetris.budget import Budget
 from tetris.columns import Columns, Floats, Ints
+from tetris.cooling import Cooling
 from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
@@ -31,18 +33,19 @@ from tetris.problem import Problem
 if TYPE_CHECKING:
     from tetris.neighbourhood import Neighbourhood
 
-LOOKS_PER_S = 8e6
-"""About what one core does in a second: turns a time budget into looks."""
-OVERRUN = 3.0
-"""A machine that is so many times slower stops at so many times its budget, and its plan is then one of its own."""
 LACKING = 1e3
 """What the relative excess over limits weighs where a plan is to be published, in magnitudes of the objective: it comes
 before everything else."""
 _PENALTIES = (0.3, 3.0, 30.0)
-"""What it weighs on walks, in parts of the objective."""
+"""What it weighs on walks, in parts of the objective, in turns; the long walk takes the second."""
 _SAMPLES = 200
+_LONG_WALK = 0.85
+"""What the long walk takes of the budget at most."""
+_PASSES_OF_LONG_WALK = 200, 30_000
+"""The least and the most that the long walk takes, in passes: a shorter one ends above what greedy passes reach, and
+small instances gain more by several walks."""
 _SHORTEST_WALK, _LONGEST_WALK = 2e5, 0.25
-"""In looks, and in parts of the budget."""
+"""Of the other walks, in looks and in parts of the budget."""
 _PASSES_OF_WALK = 200, 40, 40, 200
 """What walks look at, as many as so many passes, in turns: long ones for many tables, short ones for neighbourhoods
 between them."""
@@ -54,6 +57,8 @@ _WALKS_BEFORE_PROOF = 4
 _BRANCHED = 32
 """Tables of an instance that the exact method may prove."""
 _LOOKS_OF_NODE = 40
+_LOOKS_OF_IMPORT = 20e6
+"""What importing CP-SAT costs: where less is left after the long walk, there are no neighbourhoods."""
 _CHUNK = 20_000
 """Tables between two looks at the clock."""
 _PIECE = 2e6
@@ -104,31 +109,39 @@ def climb(
     stop: Callable[[], bool] = lambda: False,
     proves: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    ends_s: float | None = None,
 ) -> Climbed:
     """The best plan found within the budget: about `time_s` seconds, 0 for the greedy passes alone.
 
     `listener` hears of each improvement and, now and then, how far the search is; the search ends where `stop` says so.
-    Without `proves` it does not try to prove small plans.
+    Without `proves` it does not try to prove small plans. `ends_s`: when to end at the latest, on `clock`; compiled
+    code is loaded before the budget begins, but not before `ends_s` counts.
 
     Raises:
         ValueError: `time_s` is negative.
     """
     if time_s < 0:
         raise ValueError(f"time_s: {time_s}: must be 0 or more seconds")
-    load()
-    return _Climb(columns, time_s, seed, listener, stop, proves, clock).run()
+    load(proves and may_prove(columns))
+    return _Climb(columns, time_s, seed, listener, stop, proves, clock, ends_s).run()
+
+
+def may_prove(columns: Columns) -> bool:
+    """Whether the instance is small enough that a search may prove its plan by the exact method."""
+    return len(columns.home) <= _BRANCHED
 
 
 @cache
-def load() -> None:
-    """Have the compiled code loaded, or compiled, before the clock runs."""
+def load(exact: bool = True) -> None:
+    """Have the compiled code loaded, or compiled, before the clock runs; that of the exact method too if `exact`."""
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = Table("s", 1.0, "a"), Table("t", 1.0, "b")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
     columns = Columns.of(Instance(regions, tables, jobs))
     # By effort alone: compiling takes longer than any time that would do.
     _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
-    Branching(columns).go_on()
+    if exact:
+        Branching(columns).go_on()
     problem = Problem(columns)
     problem.weigh(0)
     problem.move(0, 1)
@@ -165,11 +178,10 @@ class _Climb:
         stop: Callable[[], bool],
         proves: bool,
         clock: Callable[[], float],
+        ends_s: float | None = None,
     ) -> None:
-        self.clock = clock
-        self.began_s = clock()
         self.time_s = time_s
-        self.budget = time_s * LOOKS_PER_S
+        self.budget = Budget(time_s, clock, ends_s)
         self.listener = listener
         self.stop = stop
         self.seed = seed
@@ -202,52 +214,82 @@ class _Climb:
         )  # fmt: skip
 
     def _search(self) -> None:
-        # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
-        from tetris.neighbourhood import Neighbourhood
+        self.jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
+        self.undo = np.zeros(_MOST_TABLES, np.int32)
+        penalty = _PENALTIES[1] * float(self.spent[search.BEST_TOTAL])
+        if search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent) <= 0.0:
+            # Whatever moves, nothing changes: there is nothing to walk for.
+            self._is_proved()
+            return
+        self._long_walk(penalty)
+        neighbourhood = None
+        if self.budget.looks - self.spent[search.LOOKS] > 2 * _LOOKS_OF_IMPORT and self._goes_on():
+            # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
+            from tetris.neighbourhood import Neighbourhood
 
-        jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
-        undo = np.zeros(_MOST_TABLES, np.int32)
-        neighbourhood = Neighbourhood(self.problem)
+            neighbourhood = Neighbourhood(self.problem)
+            self.spent[search.LOOKS] += _LOOKS_OF_IMPORT
         turn = 0
         while self._goes_on():
             # Each fourth walk starts over, and hot: what moves cost is then no obstacle.
             fresh = turn % 4 == 3
             passes = _PASSES_OF_WALK[turn % 4]
-            length = max(_SHORTEST_WALK, min(self.budget * _LONGEST_WALK, passes * self._looks_of_a_pass()))
-            self._take(self.problem.columns.home if fresh else self.best)
+            length = max(_SHORTEST_WALK, min(self.budget.looks * _LONGEST_WALK, passes * self._looks_of_a_pass()))
             lacks = self.spent[search.BEST_LACK] > 0
             penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
             if lacks and turn % 2:
                 penalty = LACKING * self.problem.magnitude
+            self._take(self.problem.columns.home if fresh else self.best)
             hot = search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent)
             cold = hot * 1e-4
             if not fresh:
                 hot *= 10.0 ** self.draw.uniform(-2.5, 0.0)
-            if hot <= 0.0:
-                # Whatever moves, nothing changes: there is nothing to walk for.
-                self._is_proved()
-                return
-            share = max(1.0, min(length, self.budget - self.spent[search.LOOKS]))
-            # In pieces, of which none keeps anybody waiting who interrupts it or watches.
-            pieces = math.ceil(share / _PIECE)
-            for heats in pairwise(np.geomspace(hot, cold, pieces + 1)):
-                search.walk(
-                    *self.parts, self.tables, jobs, share / pieces, *heats, penalty, self.best, self.spent, undo
-                )  # fmt: skip
-                if not (self._tick("walks") and self._goes_on()):
-                    break
-            self._descend("walks")
-            if turn % 2:
+            if hot > 0.0:
+                self._walk(Cooling(hot, cold), length, penalty)
+            if neighbourhood is not None and turn % 2:
                 self._improve(neighbourhood, self.spent[search.LOOKS] + _NEIGHBOURHOODS * length)
             turn += 1
             if turn == _WALKS_BEFORE_PROOF and self._is_proved():
                 return
 
+    def _long_walk(self, penalty: float) -> None:
+        """Walk from the start's plan for most of the budget, if it is enough for that."""
+        least, most = (passes * self._looks_of_a_pass() for passes in _PASSES_OF_LONG_WALK)
+        length = min(_LONG_WALK * self.budget.looks, most)
+        total = float(self.spent[search.BEST_TOTAL])
+        if length < least or total <= 0.0 or not self._goes_on():
+            return
+        heats = Cooling.of_long_walk(total, len(self.tables))
+        self._take(self.problem.columns.home)
+        self._walk(heats, length, penalty)
+
+    def _walk(self, heats: Cooling, length: float, penalty: float) -> None:
+        """Anneal for so many looks, or as much of them as there is time for: where time is short, it cools faster."""
+        spent, budget = self.spent, self.budget
+        length = max(1.0, min(length, budget.looks - spent[search.LOOKS]))
+        began, began_time = spent[search.LOOKS], budget.part_of_time
+        # The part of the time that the walk may take, if what it takes of the effort is all that counts.
+        time = max((1.0 - began_time) * length / max(budget.looks - began, length), 1e-9)
+        done = 0.0
+        # In pieces, of which none keeps anybody waiting who interrupts it or watches.
+        while done < 1.0:
+            piece = min(_PIECE, length)
+            self._step_on(piece, heats.at(done), heats.at(min(1.0, done + piece / length)), penalty)
+            done = max((spent[search.LOOKS] - began) / length, (budget.part_of_time - began_time) / time)
+            if not (self._tick("walks") and self._goes_on()):
+                break
+        self._descend("walks")
+
+    def _step_on(self, looks: float, hot: float, cold: float, penalty: float) -> None:
+        search.walk(
+            *self.parts, self.tables, self.jobs, looks, hot, cold, penalty, self.best, self.spent, self.undo
+        )  # fmt: skip
+
     def _improve(self, neighbourhood: "Neighbourhood", until: float) -> None:
         """Neighbourhoods of the best plan, one at least, until so many looks are spent."""
         self._take(self.best)
         while self._goes_on():
-            self.spent[search.LOOKS] += neighbourhood.improve(self.draw)
+            self.spent[search.LOOKS] += neighbourhood.improve(self.draw, self.budget.left_s)
             self._keep("neighbourhoods")
             if self.spent[search.LOOKS] >= until or not self._tick("neighbourhoods"):
                 break
@@ -255,14 +297,14 @@ class _Climb:
 
     def _is_proved(self) -> bool:
         """Whether the exact method's branch and bound shows, within half of what is left, that no plan is better."""
-        if not self.proves or len(self.tables) > _BRANCHED:
+        if not self.proves or not may_prove(self.problem.columns):
             return False
         try:
             branching = Branching(self.problem.columns)
         except TooLarge:
             return False
         branching.offer(self.best)
-        share = self.spent[search.LOOKS] + (self.budget - self.spent[search.LOOKS]) / 2
+        share = self.spent[search.LOOKS] + (self.budget.looks - self.spent[search.LOOKS]) / 2
         while not branching.done and self.spent[search.LOOKS] < share and self._goes_on():
             nodes = branching.nodes
             branching.go_on()
@@ -278,9 +320,9 @@ class _Climb:
         gains = True
         while gains:
             lack, total, looks = self.problem.excess[0], self.problem.total, self.spent[search.LOOKS]
-            moved = one_pass(self.problem, self.spent, lambda: self._tick(phase))
+            moved = one_pass(self.problem, self.spent, lambda: self._tick(phase) and self._in_time())
             self._keep(phase)
-            cheap = self.spent[search.LOOKS] - looks <= _SMALL * self.budget or not self.time_s
+            cheap = self.spent[search.LOOKS] - looks <= _SMALL * self.budget.looks or not self.time_s
             better = self.problem.excess[0] < lack or total - self.problem.total > _SMALL * total
             gains = moved > 0 and (cheap or better) and self._goes_on(phase == "passes")
 
@@ -300,8 +342,10 @@ class _Climb:
         """Whether there is budget left; the first passes of a search without any are made all the same."""
         if always and not self.time_s:
             return not self.stop()
-        in_time = self.clock() - self.began_s < self.time_s * OVERRUN
-        return in_time and bool(self.spent[search.LOOKS] < self.budget) and not self.stop()
+        return self.budget.part(float(self.spent[search.LOOKS])) < 1.0 and not self.stop()
+
+    def _in_time(self) -> bool:
+        return not self.time_s or self.budget.part_of_time < 1.0
 
     def _tick(self, phase: str) -> bool:
         if self.listener is not None:
@@ -314,6 +358,6 @@ class _Climb:
             self.listener(self.steps[-1])
 
     def _step(self, phase: str) -> Step:
-        part = min(1.0, float(self.spent[search.LOOKS]) / self.budget) if self.budget else 0.0
+        part = min(1.0, self.budget.part(float(self.spent[search.LOOKS]))) if self.time_s else 0.0
         total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
-        return Step(phase, part, total, lack, self.clock() - self.began_s)
+        return Step(phase, part, total, lack, self.budget.elapsed_s)

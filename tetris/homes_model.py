@@ -81,12 +81,13 @@ class HomesModel:
         self._now[variable.index] = now
         self.model.add_hint(variable, now)
 
-    def solve(self, seed: int, effort_s: float) -> tuple[list[list[int]], float]:
+    def solve(self, seed: int, effort_s: float, most_s: float = math.inf) -> tuple[list[list[int]], float]:
         """Regions of the tables, each better than those before it, and CP-SAT's deterministic seconds spent; at most
-        `effort_s`.
+        `effort_s`, and no more than `most_s` seconds of the clock.
         """
         self.model.minimize(sum(self.cost))
         solver, found = one_worker(seed, effort_s), _Found(self)
+        solver.parameters.max_time_in_seconds = most_s
         solver.solve(self.model, found)
         return found.homes, float(solver.response_proto.deterministic_time)
 

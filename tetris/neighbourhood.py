@@ -4,6 +4,7 @@ CP-SAT's model is near the objective but not it (`tetris.homes_model`): what it 
 objective says that it is better.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,11 +30,14 @@ class Neighbourhood:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
-    def improve(self, draw: np.random.Generator) -> float:
-        """Place one neighbourhood of the problem's plan anew, if that is better; returns the looks spent."""
+    def improve(self, draw: np.random.Generator, most_s: float = math.inf) -> float:
+        """Place one neighbourhood of the problem's plan anew, if that is better; returns the looks spent.
+
+        CP-SAT gets no more than `most_s` seconds: where that ends it, its answer is not reproducible.
+        """
         tables = self.choose(draw)
         before = self.problem.home[tables].tolist()
-        found, effort_s = HomesModel(self.problem, tables).solve(int(draw.integers(1 << 30)), _EFFORT_S)
+        found, effort_s = HomesModel(self.problem, tables).solve(int(draw.integers(1 << 30)), _EFFORT_S, most_s)
         # The last one is the model's best, and so the most likely.
         for homes in reversed(found):
             if self._is_better(tables, homes):

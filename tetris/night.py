@@ -59,16 +59,19 @@ def plan_night(
     needed: Needed | None = None,
     stay: npt.NDArray[np.bool_] | None = None,
     listener: Listener | None = None,
+    ends_s: float | None = None,
 ) -> NightPlan:
     """Decides on homes (MAST 3.4), then on replicas (3.5), and puts what is to be copied in order.
 
     `needed`: the partitions that jobs read, where they do not read whole tables. `stay`: which entries of
     `columns.replica` no night drops (None: all). Only those take storage beside the homes: a replica that the night may
-    drop is no reason to move its table's home into a full region.
+    drop is no reason to move its table's home into a full region. `ends_s`: when the search for homes is to end at the
+    latest, on `time.monotonic()`.
 
     The instance's quota of moved bytes is for the homes: who makes replicas looks at what is left of it.
     """
-    home = climb(columns if stay is None else columns.keeping(stay), time_s=time_s, seed=seed, listener=listener).home
+    kept = columns if stay is None else columns.keeping(stay)
+    home = climb(kept, time_s=time_s, seed=seed, listener=listener, ends_s=ends_s).home
     needed = Needed.of(columns) if needed is None else needed
     found = replicate(columns, home, policy, needed, stay)
     return NightPlan(

@@ -17,8 +17,9 @@ def v1(
     seed: int = 0,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
+    ends_s: float | None = None,
 ) -> Climbed:
-    """The best plan for V1's objective; its total is that objective's.
+    """The best plan for V1's objective; its total is that objective's. The arguments are those of `climb`.
 
     No penalty for overload, for storage the hard limit only and no balance of it, and all jobs count alike. The other
     constraints are V2's: 5.6 names them no difference.
@@ -31,4 +32,4 @@ def v1(
         weights=Weights(columns.weights.read, columns.weights.gpu, storage=0.0, overload=0.0),
         weight=np.ones_like(columns.weight),
     )
-    return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop)
+    return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop, ends_s=ends_s)

@@ -1,0 +1,86 @@
+"""tetris-annealing: plans by `climb` and by a plain simulated annealing (`bench.annealing`) in the same time.
+
+Three instances each of three shapes: 300 and 2,000 tables with several jobs each of both kinds and tight CPU quotas
+(`bench.tetris_dense`), and 2,000 tables with MAST's shape. Budgets of 10 and 60 s of CPU time, so that a busy machine
+disturbs neither; compilation is in neither. Both begin with the instance's homes and take turns. The ratio is the total
+of climb's plan over that of the annealing's: the worst of the three instances, and their median.
+"""
+
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import thread_time
+
+from bench.annealing import anneal
+from bench.harness import Bench, Figure, Line, Suite, Unfit
+from bench.tetris_dense import dense
+from tetris.climb import climb
+from tetris.columns import Columns, Ints
+from tetris.generate import generate
+from tetris.problem import Problem
+
+INSTANCES = 3
+_BUDGETS_S = (10.0, 60.0)
+_SHAPES: dict[str, Callable[[int], Columns]] = {
+    "dense, 300 tables": lambda seed: dense(300, 6, seed),
+    "dense, 2,000 tables": lambda seed: dense(2000, 10, seed),
+    "MAST's shape, 2,000 tables": lambda seed: generate(2000, 10, seed),
+}
+_SAME_EXCESS = 1e-8
+
+
+def compare(columns: Columns, time_s: float, seed: int) -> tuple[float, float]:
+    """The totals of climb's plan and of the annealing's.
+
+    Raises:
+        Unfit: a plan breaks what the start keeps, or one of them is over the limits by more than the other is.
+    """
+    ours = climb(columns, time_s=time_s, seed=seed, proves=False, clock=thread_time).home
+    theirs = anneal(columns, time_s=time_s, seed=seed, clock=thread_time)
+    (total, lack), (other, lack_of_other) = (_judged(columns, home) for home in (ours, theirs))
+    if abs(lack - lack_of_other) > _SAME_EXCESS:
+        raise Unfit(
+            f"seed {seed}: climb's plan is over the limits by {lack:.3g}, the annealing's by {lack_of_other:.3g}"
+        )
+    return total, other
+
+
+def _judged(columns: Columns, home: Ints) -> tuple[float, float]:
+    problem = Problem(columns, home)
+    lack, broken = problem.excess
+    if broken > _SAME_EXCESS:
+        raise Unfit(f"a plan breaks by {broken:.3g} what the start keeps")
+    return problem.total, lack
+
+
+def run(bench: Bench) -> Iterator[Figure]:
+    """The worst and the median ratio of each shape and budget."""
+    warm = dense(20, 3, 0)
+    compare(warm, 0.1, 0)
+    for shape, instance in _SHAPES.items():
+        for time_s in _BUDGETS_S:
+            totals: list[tuple[float, float]] = []
+            for seed in range(1, INSTANCES + 1):
+                bench.say(f"{shape}, {time_s:.0f} s: instance {seed} of {INSTANCES}")
+                totals.append(compare(instance(seed), time_s, seed))
+            ratios = [ours / theirs for ours, theirs in totals]
+            amounts = {f"climb_{n}": ours for n, (ours, _) in enumerate(totals, 1)}
+            amounts |= {f"annealing_{n}": theirs for n, (_, theirs) in enumerate(totals, 1)}
+            for word, ratio in (("worst", max(ratios)), ("median", median(ratios))):
+                line = SUITE.line(_name(shape, time_s, word))
+                yield Figure(SUITE.name, line, ratio, amounts, INSTANCES, {"time_s": time_s})
+
+
+def _name(shape: str, time_s: float, word: str) -> str:
+    return f"{shape}, {time_s:.0f} s, {word}"
+
+
+SUITE = Suite(
+    "tetris-annealing",
+    tuple(
+        Line(_name(shape, time_s, word), bar)
+        for shape in _SHAPES
+        for time_s in _BUDGETS_S
+        for word, bar in (("worst", 1.01), ("median", 1.0))
+    ),
+    run,
+)

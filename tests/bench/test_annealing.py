@@ -1,0 +1,52 @@
+"""The plain annealing that Tetris is compared with: its plans are whole, and it and `climb` are judged by one score."""
+
+import numpy as np
+import pytest
+
+from bench.annealing import anneal
+from bench.tetris_dense import dense
+from tests.tetris.small import small_instance
+from tetris.climb import climb
+from tetris.columns import Columns
+from tetris.generate import generate
+from tetris.problem import Problem
+
+
+class Ticking:
+    """A clock by which so many looks at it take a second: how long something takes is then the same everywhere."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.now = looks, 0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now / self.looks
+
+
+@pytest.mark.parametrize("columns", [dense(60, 4, 1), generate(60, 4, 1)], ids=["dense", "MAST's shape"])
+def test_it_is_a_rival(columns: Columns) -> None:
+    """It breaks nothing that the start keeps, and finds plans that are much better than greedy passes."""
+    home = anneal(columns, time_s=1.0, clock=Ticking(100))
+    problem = Problem(columns, home)
+    lack, broken = problem.excess
+    greedy = climb(columns, time_s=0.0)
+    assert broken <= 1e-9 and lack <= greedy.lack + 1e-9
+    assert problem.total < 0.95 * greedy.total
+    assert np.array_equal(home, anneal(columns, time_s=1.0, clock=Ticking(100)))
+
+
+def test_climb_is_not_behind() -> None:
+    """Where several jobs of both kinds share tables and quotas are tight, `climb` is at most 1 % behind; the suite
+    `tetris-annealing` compares them at full size and in equal time.
+    """
+    columns = dense(120, 5, 1)
+    total = Problem(columns, anneal(columns, time_s=1.0, clock=Ticking(100))).total
+    found = climb(columns, time_s=1.0, clock=lambda: 0.0)
+    assert found.lack == 0.0 and found.total <= 1.01 * total
+
+
+def test_what_it_does_not_know_is_refused() -> None:
+    """It keeps no account of replicas and moved bytes."""
+    columns = next(c for c in (Columns.of(small_instance(seed)) for seed in range(20)) if len(c.replica))
+    with pytest.raises(ValueError, match="replicas and quotas of moved bytes"):
+        anneal(columns, time_s=0.1)

@@ -1,0 +1,75 @@
+"""What a search may spend: effort first, the clock where that is slower, and a whole process within its promise."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.tetris.small import small_instance
+from tetris.budget import LOOKS_PER_S, OVERRUN, Budget
+from tetris.climb import climb
+from tetris.columns import Columns
+from tetris.cooling import Cooling
+
+
+class Ticking:
+    """A clock that goes on by `tick_s` each time it is asked."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+
+def test_effort_or_time_whichever_is_more() -> None:
+    """A budget is spent when its looks are, or when its time is over, by its own end or by an earlier one."""
+    still = Budget(2.0, lambda: 5.0)
+    assert still.part(LOOKS_PER_S) == pytest.approx(0.5) and still.part_of_time == 0.0
+    assert still.part(2 * LOOKS_PER_S) == 1.0 and still.left_s == pytest.approx(2.0 * OVERRUN)
+    now = [0.0]
+    short = Budget(10.0, lambda: now[0], ends_s=4.0)
+    now[0] = 3.0
+    assert short.part(0.0) == pytest.approx(0.75) and short.left_s == pytest.approx(1.0)
+    now[0] = 9.0
+    assert short.part(0.0) > 1.0 and short.left_s == 0.0
+    assert Budget(0.0, lambda: 5.0).part(0.0) == 1.0
+    assert Budget(10.0, lambda: 5.0, ends_s=4.0).part(0.0) == 1.0
+
+
+@pytest.mark.parametrize("tables", [12, 200])
+def test_a_search_ends_by_the_clock(tables: int) -> None:
+    """However fast or slow the machine is: where each question for the time takes a tenth of a second, a search asks
+    few; it does so in its first passes too, and its plan is whole.
+    """
+    columns = Columns.of(small_instance(5, tables, 5, 3 * tables))
+    clock = Ticking(0.1)
+    found = climb(columns, time_s=10.0, clock=clock)
+    assert clock.now_s - 100.0 < 10.0 * OVERRUN + 2.0
+    assert found.total <= climb(columns, time_s=0.0).total + 1e-9
+    late = Ticking(0.1)
+    climb(columns, time_s=10.0, clock=late, ends_s=101.0)
+    assert late.now_s < 104.0
+
+
+def test_a_process_that_has_just_begun_has_most_of_its_budget() -> None:
+    """The deadline is after the budget, and what is left of 1.5 budgets is for what follows the search."""
+    code = (
+        "import time; from tetris.budget import process_deadline_s as d; "
+        "n = time.monotonic(); print(d(1000.0) - n, d(0.01) - n)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    long_s, short_s = map(float, done.stdout.split())
+    assert 1200.0 < long_s < 1350.0
+    assert short_s > 0.0
+
+
+def test_a_walk_cools_all_the_time() -> None:
+    """Temperatures fall from the first to far below where most of the walk ends, and go with the total."""
+    heats = Cooling.of_long_walk(5.0, 2000)
+    at = [heats.at(part) for part in np.linspace(0.0, 1.0, 50)]
+    assert at == sorted(at, reverse=True) and at[0] == heats.hot and at[-1] < heats.cold / 20
+    assert Cooling.of_long_walk(10.0, 2000).hot == pytest.approx(2 * heats.hot)
