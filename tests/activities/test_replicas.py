@@ -19,6 +19,7 @@ from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
+from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
 from tests.activities.world import World

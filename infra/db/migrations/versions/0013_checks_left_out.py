@@ -1,12 +1,12 @@
 """CHECKs that the models always had, and the first schema did not.
 
-Revision ID: 0015
+Revision ID: 0013
 Revises: 0012
 """
 
 from alembic import op
 
-revision = "0015"
+revision = "0013"
 down_revision = "0012"
 branch_labels = None
 depends_on = None
