@@ -156,4 +156,4 @@ def run(bench: Bench) -> Iterator[Figure]:
     yield Figure(SUITE.name, SUITE.lines[0], ratio, found, bench.rounds, sizes)
 
 
-SUITE = Suite("end-to-end", (Line("workloads over bare workflows", 0.2, True),), run)
+SUITE = Suite("end-to-end", (Line("workloads over bare workflows", 0.3, True),), run)

@@ -2,8 +2,9 @@
 
 Against the same tick with all rows read by COPY first, as a process does that has just started. A tick is what the
 workflow asks for, in one process as in the embedded stack: the scan, and for the first batch of 200 the bids of five
-regions and their award; all 200 are awarded. The second line has no bar: it compares with a tick that follows the
-change log too, and before it only fetches the same 100,000 rows by COPY, without making anything of them.
+regions and their award; all 200 are awarded. Neither line has a bar, since the disk decides. The second compares
+with a tick that follows the change log too, and before it only fetches the same 100,000 rows by COPY, without making
+anything of them.
 
 Before each tick 500 workloads are submitted, 300 are cancelled and 200 change their level, those of the tick before
 end, and the schedulers of the other things that are measured catch up. 500 tenants and times of submission are those of
@@ -174,5 +175,5 @@ def run(bench: Bench) -> Iterator[Figure]:
         yield Figure(SUITE.name, line, found[name] / found["tick_s"], absolute, bench.rounds, sizes)
 
 
-_LINES = Line("times faster than reading all", 10, True), Line("times faster than a COPY and a tick", None, True)
+_LINES = Line("times faster than reading all", None), Line("times faster than a COPY and a tick", None)
 SUITE = Suite("gms-tick", _LINES, run)
