@@ -28,8 +28,8 @@ _BEST_LACK, _BEST_TOTAL, _PROPOSED = 0, 1, 2
 _JOBS, _SWAPS = 0.15, 0.25
 """Parts of the proposals: of whole jobs; of two tables. The rest are single tables."""
 HOT, COLD = 3e-3, 1e-5
-"""The first and the last temperature, in parts of the objective after a short descent: the best over all shapes of
-three pairs that were tried with 10 s."""
+"""The first and the last temperature, in parts of the objective after a short descent: the better over all
+shapes of two pairs that were tried with 10 s."""
 _PENALTY = 3.0
 """What the relative excess weighs, in the same parts."""
 _DESCENT = 0.03

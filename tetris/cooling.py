@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 _HOT, _COLD = 5e-3, 5e-6
 """The long walk's temperatures, in parts of the total that greedy passes reach, for `_TABLES` tables: the best of five
-pairs that were tried with 10 s on instances of 300 and 2,000 tables (the suite `tetris-annealing`)."""
+pairs that were tried with 10 s, not each on every shape of the suite `tetris-annealing`."""
 _TABLES = 1000.0
 _TAIL, _TAIL_RANGE = 0.15, 1 / 30
 """The part of a walk that cools on below `cold`, quickly, and to what part of it."""
