@@ -14,7 +14,9 @@ from domain.scheduling import Bid
 from infra.db.catalogue import NoRoom, can_read, no_room, ready_replicas, want_replica, whole_bytes
 from infra.db.models import Replica, Table, Workload
 
-_NOT_ABOUT_DATA = frozenset({ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE})
+_NOT_ABOUT_DATA = frozenset(
+    {ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE, ReasonCode.REGION_SILENT}
+)
 _ABOUT_DATA = frozenset({ReasonCode.DATA_NOT_HERE, ReasonCode.DATA_STALE})
 
 

@@ -22,11 +22,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+_STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
+
+
 class Stacks(LoadFileScheduling):
     """The tests of a file share a worker, and so do all of whole stacks: two at a time are too much for two cores."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "tests/stack" if nodeid.startswith("tests/stack/") else super()._split_scope(nodeid)
+        return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
@@ -35,7 +38,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Stacks first: they wait most of their time, while the other worker computes."""
-    items.sort(key=lambda item: item.path.parent.name != "stack")
+    items.sort(key=lambda item: not item.nodeid.startswith(_STACKS))
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +50,10 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), free_port())
     server.initialise()
     command = [*server.command(), "-c", "fsync=off", "-c", "full_page_writes=off"]
+    command += [
+        "-c",
+        "autovacuum=off",
+    ]  # Its workers belong to the superuser, and would keep databases from being dropped.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server.wait_ready(process)

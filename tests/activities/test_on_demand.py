@@ -159,7 +159,7 @@ def test_no_copy_while_a_region_with_the_data_may_only_be_away(fleet: World) -> 
     workload = fleet.submit(job(gpus=1), tables=("words",))
     fleet.tick("home")
     assert _copies(fleet) == []
-    assert fleet.waiting(workload) == ["data_not_here east", "region_unreachable home", "data_not_here west"]
+    assert fleet.waiting(workload) == ["data_not_here east", "region_silent home", "data_not_here west"]
     assert fleet.tick().awarded == 1
     excluding = fleet.submit(job(gpus=1), tables=("words",), regions_excluded=("home",))
     fleet.tick("home")
@@ -255,10 +255,10 @@ HERE, STALE, HARDWARE, FULL = "data_not_here", "data_stale", "no_hardware", "ins
     [
         ([[HERE]], "0"),
         ([[HERE], [HARDWARE]], "01"),
-        ([[HERE], [HARDWARE, HERE], ["region_excluded"], ["region_unreachable"]], "0123"),
+        ([[HERE], [HARDWARE, HERE], ["region_excluded"], ["region_silent"]], "0123"),
         ([[HERE], [STALE], [HARDWARE, STALE]], "012"),
         ([[HARDWARE, HERE]], ""),
-        ([[HARDWARE], ["region_unreachable"]], ""),
+        ([[HARDWARE], ["region_silent"]], ""),
         ([[HERE], [FULL]], ""),
         ([[STALE], [FULL], [HARDWARE, STALE], [HERE]], "0"),
         ([[HERE], ["award_conflict"]], ""),

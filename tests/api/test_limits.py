@@ -78,7 +78,11 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str])
         attack = asyncio.gather(*(put(client, body) for _ in range(41)))
         await _others_are_served(limited, attack)
         answers = Counter(answer.status_code for answer in await attack)
-        assert (await put(client, body)).json()["errors"][0]["message"].startswith("the archive unpacks to more than")
+        assert (
+            (await put(client, body))
+            .json()["errors"][0]["message"]
+            .startswith("the archive cannot be unpacked: it unpacks to more than")
+        )
     assert set(answers) <= {422, 429}
     assert answers[422] > 0
 

@@ -239,6 +239,7 @@ def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -
         port = probe.getsockname()[1]
     file = tmp_path / "mizzen.yaml"
     settings = {"database": world.settings.database, "api": {"port": port}, "temporal": {"namespace": "default"}}
+    settings["data_dir"] = str(world.settings.data_dir)
     file.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "server", "api", "--config", str(file)]
     process = subprocess.Popen(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})

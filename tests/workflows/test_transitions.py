@@ -9,12 +9,11 @@ from tests.workflows.stories import PATHS
 TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_leaving, test_loading)
 
 NEVER_MADE = {
-    # A workload fails for what its tasks did, so only once they run.
-    (Phase.PENDING, Phase.FAILED),
+    # A workload fails for what its tasks did, because it cannot be started (while it is provisioned), or because it
+    # waited for too long.
     (Phase.PREEMPTED, Phase.FAILED),
     (Phase.PLACING, Phase.FAILED),
     (Phase.MIGRATING, Phase.FAILED),
-    (Phase.PROVISIONING, Phase.FAILED),
     # Tasks that were started are running first, whatever becomes of them.
     (Phase.PROVISIONING, Phase.CHECKPOINTING),
     (Phase.PROVISIONING, Phase.SUCCEEDED),
