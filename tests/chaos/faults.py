@@ -16,6 +16,7 @@ from tests.stack.harness import Up, processes_of
 End = Callable[[], None]
 BLACKOUT_S = 8.0
 """An agent or Temporal that is stopped for longer may cost the machines: their heartbeats' time-outs are short here."""
+_TASK = "chaos/task.py"
 _DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
 
 
@@ -60,10 +61,10 @@ class Faults:
         if part == "backend":
             servers = [pid for pid, command in processes.items() if "/postgres -D" in command]
             return sorted(pid for server in servers for pid in _children(server))
-        if part == "task":
-            return sorted(
-                pid for pid, command in processes.items() if "chaos/task.py" in command and "shim.py" not in command
-            )
+        if part in ("task", "shim"):
+            tasks = sorted(pid for pid, command in processes.items() if _TASK in command)
+            # A shim is known by the task below it, however it was started.
+            return tasks if part == "task" else sorted({_parent(pid) for pid in tasks} - {0, 1})
         agents = sorted(pid for pid, command in processes.items() if "server agents" in command)
         if part == "agents":
             return [pid for pid in agents if _parent(pid) not in agents]
@@ -74,7 +75,6 @@ class Faults:
             "api": "server api",
             "temporal": "start-dev",
             "postgres": "/postgres -D",
-            "shim": "shim.py",
         }
         return sorted(pid for pid, command in processes.items() if words[part] in command)
 
@@ -83,9 +83,10 @@ class Faults:
         return found[int(draw * len(found))] if found else None
 
     def _note(self, part: str, pid: int) -> None:
+        """Writes down that a task's exit status may be unknown from now on."""
         if part in ("shim", "task"):
-            run_id = _environment(pid).get("MIZZEN_RUN_ID") or _run_id_of_shim(pid)
-            self._seen.killed.append(Killed(now_s(), pid, run_id))
+            task = pid if part == "task" else next(iter(_children(pid)), 0)
+            self._seen.killed.append(Killed(now_s(), pid, _environment(task).get("MIZZEN_RUN_ID", "")))
 
     def _signal(self, pid: int, number: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
@@ -203,8 +204,8 @@ class Faults:
         began_s = now_s()
         while processes := processes_of(self._up.data):
             for pid, command in processes.items():
-                if "shim.py" in command:
-                    self._note("shim", pid)
+                if _TASK in command:
+                    self._note("task", pid)
             for pid in [self._up.process.pid, *processes]:
                 self._signal(pid, signal.SIGKILL)
             time.sleep(0.05)
@@ -231,12 +232,3 @@ def _environment(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(p.decode(errors="replace").split("=", 1) for p in pairs if b"=" in p)
-
-
-def _run_id_of_shim(pid: int) -> str:
-    """From its folder, `runs/WORKLOAD.ATTEMPT/JOB.TASK`: WORKLOAD.ATTEMPT.JOB.TASK."""
-    try:
-        folder = Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2].decode())
-    except (OSError, IndexError):
-        return ""
-    return f"{folder.parent.name}.{folder.name}"
