@@ -136,7 +136,7 @@ class HouseActivities:
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, what copies left that nobody goes on with,
+        """Deletes logs and checkpoints of workloads that finished long ago, what interrupted writers and copies left,
         old records, changes, and delivered mail.
 
         A workload's records outlive its objects, and events outlive the workload that they are about.
@@ -163,9 +163,11 @@ class HouseActivities:
         for url in buckets:
             activity.heartbeat(url)
             try:
-                open_store(url).tidy_uploads(self._settings.copies.keep_unfinished_s)
+                store = open_store(url)
+                store.tidy()
+                store.tidy_uploads(self._settings.copies.keep_unfinished_s)
             except Exception as error:
-                _log.warning("what interrupted copies left in %s cannot be removed now: %s", url, error)
+                _log.warning("what interrupted writers left in %s cannot be removed now: %s", url, error)
         forget_archives(self._engine, buckets, lifecycle.keep_archives_s)
         forget_nights(self._engine, lifecycle.keep_records_s)
         with transaction(self._engine) as session:

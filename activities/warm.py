@@ -1,6 +1,6 @@
 """Compiles the decision packages' inner loops before anybody waits for a decision.
 
-The machine code is kept (`domain.compiled`): compiling takes about 40 s of CPU once for each version of the sources,
+The machine code is kept (`domain.compiled`): compiling takes about 25 s of CPU once for each version of the sources,
 and loading a second in every process after that. `python -m activities.warm` does it at installation, the queue and the
 bids in a process each. The placement of tables is compiled when it is first used, in processes of its own, or before
 that by `python -m activities.warm tables`.
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from domain.machine_code import mark_complete
 from domain.scheduling import (
     CreditWeights,
     Holding,
@@ -28,6 +29,7 @@ from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
+from rms.reserve import reserve
 from tetris.climb import load
 
 _GPU = JobRequest("gpu", 2, 1, ("a",), 1000, 1)
@@ -49,7 +51,7 @@ def warm_queue() -> None:
 
 
 def warm_bids() -> None:
-    """Bids in a small region and awards."""
+    """Bids in a small region, awards, reserves, and lets all that runs go."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
     running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
     region = Region.of(RegionSnapshot("here", 1.0, machines, running))
@@ -60,9 +62,13 @@ def warm_bids() -> None:
         if answer.plan is not None:
             award(region, answer.plan, request)
             region.refresh(1.0)
+    reserve(planner, PlacementRequest("large", 1, (_GPU,)))
+    for workload in list(region.running):
+        region.drop_running(workload)
 
 
 _PARTS: dict[str, Callable[[], None]] = {"queue": warm_queue, "bids": warm_bids, "tables": load}
+_PACKAGES = {"queue": "gms", "bids": "rms"}
 
 
 def main(parts: list[str]) -> int:
@@ -70,6 +76,8 @@ def main(parts: list[str]) -> int:
     if parts:
         for part in parts:
             _PARTS[part]()
+            if part in _PACKAGES:
+                mark_complete(_PACKAGES[part])
         return 0
     started = [subprocess.Popen([sys.executable, "-m", "activities.warm", part]) for part in ("queue", "bids")]
     return max(process.wait() for process in started)

@@ -1,6 +1,7 @@
 """Sizes and durations as people write them."""
 
 import re
+from itertools import pairwise
 
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
@@ -8,6 +9,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(i?)(B?)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _LONGEST = 50
+_WHOLE_SECONDS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def parse_duration_s(text: str) -> float:
@@ -32,3 +34,13 @@ def parse_size_bytes(text: str) -> int:
         raise ValueError("must be a size such as 512MiB or 16GB, or a whole number of bytes")
     base: int = 1024 if match[3] else 1000
     return round(float(match[1]) * float(base ** _POWERS[match[2]]))
+
+
+def format_duration(seconds: float) -> str:
+    """A length of time of at least 0 s in its two largest units, rounded to the second: `45s`, `12m 30s`, `2d 3h`."""
+    left = round(seconds)
+    for (size, unit), (smaller, smaller_unit) in pairwise(_WHOLE_SECONDS):
+        if left >= size:
+            rest = left % size // smaller
+            return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest else "")
+    return f"{left}s"

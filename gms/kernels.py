@@ -96,7 +96,8 @@ def walk_pending(
         jobs = job_at[g + 1] - job_at[g]
         if picked + jobs > picks.size:
             larger = np.empty(2 * picks.size + jobs, np.int32)
-            larger[:picked] = picks[:picked]
+            for k in range(picked):  # A slice would have numba compile the check of shapes and its message: a second.
+                larger[k] = picks[k]
             picks = larger
         without = -1
         for j in range(jobs):

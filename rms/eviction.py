@@ -8,8 +8,9 @@ from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
-from rms.packing import Need, Spread, capacity
+from rms.packing import Need, Spread, capacity, keep
 from rms.planning import NOWHERE, group_rows, place, roomy_tasks
+from rms.sorting import order_of
 
 _REMEMBERED = 32
 """A choice of more victims is not remembered."""
@@ -92,10 +93,9 @@ def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, fir
         holder = scanned[i]
         for k in range(holders.first[holder], holders.last[holder]):
             if first <= holders.machine[k] < last:
-                size[i, 0] += holders.held[k, GPUS if by_gpus else CPUS_MILLI]
-                size[i, 1] += holders.held[k, CPUS_MILLI if by_gpus else GPUS]
-    order = np.argsort(-size[:, 1], kind="mergesort")
-    order = order[np.argsort(-size[:, 0][order], kind="mergesort")]
+                size[i, 0] -= holders.held[k, GPUS if by_gpus else CPUS_MILLI]
+                size[i, 1] -= holders.held[k, CPUS_MILLI if by_gpus else GPUS]
+    order = order_of(size)
     # Of equal sizes by id: runs are short.
     for i in range(1, count):
         j, here = i, order[i]
@@ -231,7 +231,8 @@ def plan_evicting(
                 continue
             if memo.version[preference, cluster] == machines.version[cluster]:
                 needed = memo.size[preference, cluster]
-                choice.victims[:needed] = memo.victims[preference, cluster, :needed]
+                for i in range(needed):
+                    choice.victims[i] = memo.victims[preference, cluster, i]
             else:
                 needed = 0
                 if _could_fit(machines, holders, need, rank, first, last):
@@ -239,7 +240,8 @@ def plan_evicting(
                 if needed <= _REMEMBERED:
                     memo.version[preference, cluster] = machines.version[cluster]
                     memo.size[preference, cluster] = needed
-                    memo.victims[preference, cluster, :needed] = choice.victims[:needed]
+                    for i in range(needed):
+                        memo.victims[preference, cluster, i] = choice.victims[i]
             if needed == 0:
                 continue
             choice.by_rank[:] = 0
@@ -263,12 +265,14 @@ def plan_evicting(
                 order = -1 if (racks, here) < (spans, used) else 1
             if order < 0:
                 best, where, used, victims_of, best_lost, best_youngest = preference, cluster, 0, needed, lost, youngest
-                choice.best_by_rank[:] = choice.by_rank
-                choice.best[:needed] = choice.victims[:needed]
+                for i in range(RANKS):
+                    choice.best_by_rank[i] = choice.by_rank[i]
+                for i in range(needed):
+                    choice.best[i] = choice.victims[i]
     if best != NOWHERE:
         first, last, middle = group_rows(machines, where, types[best])
         used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
-        out.best_machine[:used], out.best_tasks[:used] = out.machine[:used], out.tasks[:used]
+        keep(out, used)
     return best, where, used, spans, victims_of
 
 
@@ -293,7 +297,9 @@ def most_placeable(
                     break
                 if not spared[holder]:
                     if gone == 0:
-                        work[:, first:last] = machines.free[:, first:last]
+                        for column in range(3):
+                            for row in range(first, last):
+                                work[column, row] = machines.free[column, row]
                     gone += 1
                     release(holders, holder, 1, work, first, last)
             if gone == 0:

@@ -10,6 +10,7 @@ import numpy as np
 from domain.compiled import compiled
 from rms.arrays import B1, I4, I8
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
+from rms.sorting import order_of
 
 _UNLIMITED = 1 << 62
 
@@ -130,6 +131,14 @@ def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> t
 
 
 @compiled
+def keep(out: Spread, machines: int) -> None:
+    """The plan that was made last, of so many machines, is the best so far."""
+    # A loop: numba compiles the check of shapes, and its message, into each assignment of a slice.
+    for i in range(machines):
+        out.best_machine[i], out.best_tasks[i] = out.machine[i], out.tasks[i]
+
+
+@compiled
 def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
     """Whether room a is a tighter place than room b for what both hold: smaller, then less left over, then by id.
 
@@ -162,7 +171,7 @@ def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> 
         low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
     # Rooms by rack: those of rack r are member[begin[r] : begin[r + 1]].
     racks = high - low + 1
-    size, begin, member = np.zeros(racks, np.int64), np.zeros(racks + 1, np.int32), np.empty(found, np.int32)
+    size, begin, member = np.zeros(racks, np.int64), np.zeros(racks + 1, np.int32), np.empty(found, np.int64)
     for i in range(found):
         size[rack[out.room[i]] - low] += out.fit[i]
         begin[rack[out.room[i]] - low + 1] += 1
@@ -203,7 +212,10 @@ def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> 
     best, fewest = -1, 0
     for r in range(racks):
         if size[r] >= tasks:
-            needed = _machines_needed(tasks, out.fit[member[begin[r] : begin[r + 1]]])
+            fits = np.empty(begin[r + 1] - begin[r], np.int64)
+            for k in range(fits.size):
+                fits[k] = out.fit[member[begin[r] + k]]
+            needed = _machines_needed(tasks, fits)
             if best < 0 or needed < fewest or (needed == fewest and size[r] < size[best]):
                 best, fewest = r, needed
     return _fill(tasks, member[begin[best] : begin[best + 1]], free, by_id, used, out), spans
@@ -220,13 +232,15 @@ def _machines_needed(tasks: int, fits: I8) -> int:
 
 
 @compiled
-def _fill(tasks: int, members: I4, free: I8, by_id: I4, used: int, out: Spread) -> int:
+def _fill(tasks: int, members: I8, free: I8, by_id: I4, used: int, out: Spread) -> int:
     """The part of a plan within one rack; how many machines the plan then has."""
-    # Largest first, then the fewest GPUs, then by id: three stable sorts from the last key to the first.
-    rows = out.room[members]
-    order = np.argsort(by_id[rows], kind="mergesort")
-    order = order[np.argsort(free[GPUS][rows[order]], kind="mergesort")]
-    order = order[np.argsort(-out.fit[members[order]], kind="mergesort")]
+    # Largest first, then the fewest GPUs, then by id.
+    keys = np.empty((members.size, 3), np.int64)
+    for j in range(members.size):
+        i = members[j]
+        row = out.room[i]
+        keys[j, 0], keys[j, 1], keys[j, 2] = -out.fit[i], free[GPUS, row], by_id[row]
+    order = order_of(keys)
     k = 0
     while out.fit[members[order[k]]] < tasks:
         i = members[order[k]]

@@ -5,7 +5,7 @@ import numpy as np
 from domain.compiled import compiled
 from rms.arrays import I4, I8
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, measure, pack, rooms
+from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
 
 NOWHERE = -1
 
@@ -146,7 +146,7 @@ def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[i
         first, last, middle = group_rows(machines, where, types[best])
         found = _found(machines, need, first, last, middle, out)
         pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
-        out.best_machine[:fewest], out.best_tasks[:fewest] = out.machine[:fewest], out.tasks[:fewest]
+        keep(out, fewest)
     return best, where, fewest, racks
 
 

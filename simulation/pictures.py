@@ -12,10 +12,22 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from simulation.meter import ALL
 from simulation.settings import LEVELS
+from simulation.words import Outcome, listed, name_of
 
-Outcome = Mapping[str, Any]
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
-"""Okabe and Ito's: they can be told apart with any colour vision."""
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7f7f7f",
+    "#000000",
+    "#882255",
+    "#999933",
+)
+"""Okabe and Ito's, and two of Tol's: they can be told apart with any colour vision. As many as five policies with and
+without a change."""
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
@@ -37,6 +49,9 @@ _STYLE: dict[Any, Any] = {
 _SIZE_INCHES = (4.5, 2.9)
 _HIGH = (1, 2)
 _DAY_H = 24.0
+_UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+_DASH = 4.0
+"""Length of a colour in a line of several runs, in widths of the line."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +61,6 @@ class Picture:
     title: str
     says: str
     svg: str
-
-
-def name_of(outcome: Outcome) -> str:
-    """What a run is called: its policy, and what was changed."""
-    change = outcome["run"]["change"]
-    return f"{outcome['policy']} ({change})" if change else str(outcome["policy"])
 
 
 def colours(outcomes: Sequence[Outcome]) -> dict[str, str]:
@@ -78,8 +87,7 @@ def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
               "over_quota"),
         _waits("Waits by priority, within quota", "P50, P95 and P99 of the time to award.", outcomes, "within_quota"),
         _waits("Waits by priority, over quota", "P50, P95 and P99 of the time to award.", outcomes, "over_quota"),
-        _hourly("P95 wait, within quota", "Of the workloads awarded in the hour.", "seconds", outcomes,
-                lambda h: h["waits"]["within_quota"][ALL]["p95"]),
+        _hourly("P95 wait, within quota", "Of the workloads awarded in the hour.", *_in_units(outcomes)),
         _hourly("Preemptions", "Workloads evicted in the hour.", "evictions per hour", outcomes,
                 lambda h: h["preemptions"]),
         _hourly("GPU hours lost", "Work done anew, and slots held through evictions and restarts.",
@@ -130,20 +138,30 @@ def _hourly(
     percent: bool = False,
     line_at: float | None = None,
 ) -> Picture:
+    lines: dict[tuple[tuple[float, ...], tuple[float | None, ...]], list[str]] = {}
+    for outcome in outcomes:
+        hours = outcome["hourly"]
+        if hours:
+            # The middle of each hour.
+            middles = tuple(start_s / 3600 + 0.5 for start_s in hours["start_s"])
+            lines.setdefault((middles, tuple(of(hours))), []).append(name_of(outcome))
+
     def draw(axes: Axes) -> None:
         drawn: list[float] = []
-        for k, outcome in enumerate(outcomes):
-            hours = outcome["hourly"]
-            if not hours:
-                continue
-            # The middle of each hour. Equal lines show: each is thinner than those before it.
-            hour = [start_s / 3600 + 0.5 for start_s in hours["start_s"]]
-            values = [float("nan") if value is None else value for value in of(hours)]
+        for number, ((hour, found), names) in enumerate(lines.items()):
+            values = [float("nan") if value is None else value for value in found]
             drawn += [value for value in values if value == value]
-            dots = "." if len(hour) <= 4 * _DAY_H else ""
-            width = 1.1 + 2.4 * (len(outcomes) - 1 - k) / max(1, len(outcomes) - 1)
-            colour = colours(outcomes)[name_of(outcome)]
-            axes.plot(hour, values, color=colour, lw=width, marker=dots, ms=2.5 + 1.8 * width)
+            # A value without neighbours makes no line.
+            dots = [k for k in range(len(values)) if len(hour) <= 4 * _DAY_H or _alone(values, k)]
+            # Lines that coincide for a while show: each is thinner than those before it.
+            width = 1.1 + 1.8 * (len(lines) - 1 - number) / max(1, len(lines) - 1)
+            for k, name in enumerate(names):
+                dash = "-" if len(names) == 1 else (k * _DASH, (_DASH, _DASH * (len(names) - 1)))
+                axes.plot(hour, values, color=colours(outcomes)[name], lw=width, ls=dash, dash_capstyle="butt")
+                axes.plot(
+                    [hour[i] for i in dots], [values[i] for i in dots], color=colours(outcomes)[name], ls="",
+                    marker=".", ms=2.5 + 2 * width - 2.5 * k / len(names),
+                )  # fmt: skip
         if not drawn:
             _nothing(axes)
         if line_at is not None:
@@ -151,19 +169,41 @@ def _hourly(
         first_h = min(one["run"]["started_s"] for one in outcomes) / 3600
         last_h = max(one["run"]["ended_s"] for one in outcomes) / 3600
         axes.set_xlim(first_h, max(last_h, first_h + 1))
-        _shade(axes, outcomes, last_h - first_h)
+        _shade(axes, outcomes)
         _time_axis(axes, last_h - first_h)
         axes.set_ylabel(unit)
         _value_axis(axes, percent, max(0.0, min(drawn) - 0.05) if percent and drawn and min(drawn) > 0.5 else 0.0)
 
-    return _drawn(title, says, draw)
+    equal = [f"{listed(names)} are equal: their colours alternate." for names in lines.values() if len(names) > 1]
+    return _drawn(title, " ".join((says, *equal)), draw)
 
 
-def _shade(axes: Axes, outcomes: Sequence[Outcome], span_h: float) -> None:
+def _alone(values: Sequence[float], k: int) -> bool:
+    """Whether a value has none before and none after it (NaN)."""
+    before = values[k - 1] if k else float("nan")
+    after = values[k + 1] if k + 1 < len(values) else float("nan")
+    return before != before and after != after
+
+
+def _in_units(
+    outcomes: Sequence[Outcome],
+) -> tuple[str, Sequence[Outcome], Callable[[Mapping[str, Any]], Sequence[float | None]]]:
+    """The P95 wait in the unit in which the longest is easy to read: the unit's name, the runs, the values."""
+
+    def waits_s(hours: Mapping[str, Any]) -> Sequence[float | None]:
+        found: Sequence[float | None] = hours["waits"]["within_quota"][ALL]["p95"]
+        return found
+
+    longest_s = max((wait or 0.0 for one in outcomes if one["hourly"] for wait in waits_s(one["hourly"])), default=0.0)
+    unit, unit_s = next(((name, size_s) for name, size_s in _UNITS if longest_s >= 2 * size_s), ("seconds", 1.0))
+    return unit, outcomes, lambda hours: [None if wait is None else wait / unit_s for wait in waits_s(hours)]
+
+
+def _shade(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """The measured span, where it is not all."""
     run = outcomes[0]["run"]
     first_h, last_h = run["measured_from_s"] / 3600, run["measured_to_s"] / 3600
-    if 0 < last_h - first_h < span_h - 1:
+    if run["measured_from_s"] > run["started_s"] or run["measured_to_s"] < run["ended_s"]:
         axes.axvspan(first_h, last_h, color="#fff3c4", zorder=0, lw=0)
 
 

@@ -1,30 +1,37 @@
-"""The report: one HTML file that needs nothing else, with all policies side by side."""
+"""The report: one HTML file that needs nothing else, with all policies side by side; a change's effect comes first."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from simulation.pictures import Outcome, Picture, colours, name_of, pictures
+from simulation.difference import QUOTAS, differences, pairs
+from simulation.pictures import Picture, colours, pictures
+from simulation.settings import LEVELS
+from simulation.words import NONE, Outcome, listed, name_of, number, percent, span
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1240px;padding:1.2rem 1rem 3rem;color:#1c2733;
-background:#fff}h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2rem 0 .6rem}
+background:#fff;overflow-wrap:anywhere}h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2rem 0 .6rem}
 .muted{color:#5b6874}.warn{background:#fff3c4;padding:.5rem .8rem;border-radius:4px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
-td,th{text-align:right;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #e3e8ee;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}th{font-weight:600;color:#51606f;vertical-align:bottom}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%}
+td,th{text-align:right;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e8ee;overflow-wrap:normal}
+td{white-space:nowrap}td:first-child{min-width:7em}td:first-child,.words td:nth-child(2){white-space:normal}
+td:first-child,th:first-child,.words td:nth-child(2),.words th:nth-child(2){text-align:left}
+th{font-weight:600;color:#51606f;vertical-align:bottom}
 .key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em;vertical-align:-.05em}
-.keys span+span{margin-left:.1em}.keys b{font-weight:500;margin-right:1.2em}
-.keys{position:sticky;top:0;background:#fffffff0;padding:.4rem 0;z-index:1}
+.keys{position:sticky;top:0;background:#fffffff0;padding:.4rem 0;z-index:1;display:flex;flex-wrap:wrap;
+gap:.1rem 1.2rem}.keys b{font-weight:500}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:1.4rem}
 figure{margin:0}figure svg{width:100%;height:auto;display:block}figcaption{font-size:.85rem;color:#5b6874}
+@media (max-width:900px){tr:first-child{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid #ccd4dc}
+td,td:first-child,.words td:nth-child(2){display:flex;justify-content:space-between;gap:1rem;text-align:right;
+padding:.1rem 0;border:0}td::before{content:attr(data-label);color:#51606f;text-align:left}.keys{position:static}}
 """
-_QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The whole page for the JSON objects of one or more runs."""
     keys = "".join(
-        f'<span class="key" style="background:{colour}"></span><b>{escape(name)}</b>'
+        f'<span><span class="key" style="background:{colour}"></span><b>{escape(name)}</b></span>'
         for name, colour in colours(outcomes).items()
     )
     return "\n".join(
@@ -32,25 +39,42 @@ def render(outcomes: Sequence[Outcome]) -> str:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<title>mizzen simulate</title><style>{_STYLE}</style></head><body>",
-            f"<h1>mizzen simulate</h1>{_about(outcomes)}{_interrupted(outcomes)}",
-            "<h2>Policies</h2>" + _table(_SUMMARY, (_summary(one) for one in outcomes)),
+            f"<h1>mizzen simulate</h1>{_interrupted(outcomes)}{_changes(outcomes)}{_about(outcomes)}",
+            "<h2>Policies</h2>" + _table(_SUMMARY, map(_summary, outcomes)),
             f'<h2>Pictures</h2><p class="keys">{keys}</p>',
             f'<div class="grid">{"".join(map(_figure, pictures(outcomes)))}</div>',
-            "<h2>Objectives and waits by priority</h2>",
-            _table(_DETAIL, (cells for one in outcomes for cells in _details(one))),
+            "<h2>Objectives and waits by priority</h2>" + _rule(outcomes[0]["run"]["objective_s"]),
+            _table(_DETAIL, (cells for one in outcomes for cells in _details(one)), words=True),
+            "<h2>Decisions</h2>" + _table(_EFFORT, map(_effort, outcomes)),
             "</body></html>\n",
         )
     )
 
 
+def _changes(outcomes: Sequence[Outcome]) -> str:
+    """The difference that the change makes; nothing where nothing was changed."""
+    found = pairs(outcomes)
+    if not found:
+        return ""
+    rows = [row for before, after in found for row in differences(before, after)]
+    cells = ([*map(escape, (row.policy, row.figure, row.before, row.after)), escape(row.by) or "same"] for row in rows)
+    return f"<h2>What {escape(found[0][1]['run']['change'])} changes</h2>" + _table(_CHANGE, cells, words=True)
+
+
+_CHANGE = ("policy", "figure", "unchanged", "changed", "difference")
+
+
 def _about(outcomes: Sequence[Outcome]) -> str:
     run, first = outcomes[0]["run"], outcomes[0]
     supply = ", ".join(f"{slots:,} {escape(gpu_type)}" for gpu_type, slots in run["supply"].items()) or "none"
+    longest_s = max(one["run"]["simulated_s"] for one in outcomes)
     parts = [
-        f"{run['workloads_in_all']:,} workloads, seed {first['seed']}, GPUs: {supply}.",
-        f"Simulated from hour {_hours(run['started_s'])} to {_hours(run['ended_s'])}.",
-        f"Figures are of hours {_hours(run['measured_from_s'])} to {_hours(run['measured_to_s'])}, shaded if a part.",
+        f"{run['workloads_in_all']:,} workloads, seed {first['seed']}, GPUs{_unchanged(outcomes)}: {supply}.",
+        f"Simulated: {span(longest_s)}" + (f", from {span(run['started_s'])} on." if run["started_s"] else "."),
     ]
+    if run["measured_from_s"] > run["started_s"] or run["measured_to_s"] < run["ended_s"]:
+        measured = f"{span(run['measured_from_s'])} to {span(run['measured_to_s'])}"
+        parts.append(f"Figures are of {measured}, shaded in the pictures.")
     if run["bad_rows"]:
         parts.append(f"{len(run['bad_rows']):,} bad rows of the trace were left out.")
     if run["fit_nowhere"]:
@@ -58,9 +82,13 @@ def _about(outcomes: Sequence[Outcome]) -> str:
     return f'<p class="muted">{" ".join(parts)}</p>'
 
 
+def _unchanged(outcomes: Sequence[Outcome]) -> str:
+    return " before the change" if pairs(outcomes) else ""
+
+
 def _interrupted(outcomes: Sequence[Outcome]) -> str:
     cut = [
-        f"{escape(name_of(one))} at hour {_hours(one['run']['ended_s'])}"
+        f"{escape(name_of(one))} after {span(one['run']['simulated_s'])}"
         for one in outcomes
         if one["run"]["interrupted"]
     ]
@@ -68,9 +96,8 @@ def _interrupted(outcomes: Sequence[Outcome]) -> str:
 
 
 _SUMMARY = (
-    "policy", "finished", "GPUs<br>allocated", "while<br>saturated", "missed,<br>within quota", "missed,<br>over quota",
-    "P95 wait,<br>within quota", "preemptions", "GPU hours<br>lost", "decisions", "decisions<br>per s",
-    "negative<br>cache hits",
+    "policy", "finished", "GPUs allocated", "while saturated", "missed, within quota", "missed, over quota",
+    "P95 wait, within quota", "preemptions", "GPU hours lost",
 )  # fmt: skip
 
 
@@ -78,54 +105,76 @@ def _summary(one: Outcome) -> list[str]:
     return [
         escape(name_of(one)),
         f"{one['finished']:,} of {one['workloads']:,}",
-        _percent(one["allocation_rate"]),
-        _percent(one["saturated_allocation_rate"]),
-        *(_percent(one["objective_miss_rate"][quota]["all"]) for quota in _QUOTAS),
-        _seconds(one["waits"]["within_quota"]["all"]["p95"]),
-        f"{one['preemptions']:,}",
-        f"{one['lost_gpu_hours']:,.1f}",
-        f"{one['decisions']:,}",
-        f"{one['decisions_per_s'] or 0:,.0f}",
-        _percent(one["negative_cache_hit_rate"]),
+        percent(one["allocation_rate"]),
+        percent(one["saturated_allocation_rate"]),
+        *(percent(one["objective_miss_rate"][quota]["all"]) for quota in QUOTAS),
+        span(one["waits"]["within_quota"]["all"]["p95"]),
+        number(one["preemptions"]),
+        number(one["lost_gpu_hours"]),
     ]
 
 
-_DETAIL = ("policy", "quota", "priority", "judged", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait")
+_EFFORT = ("policy", "decisions", "decisions per s", "negative cache hits")
+
+
+def _effort(one: Outcome) -> list[str]:
+    return [
+        escape(name_of(one)),
+        number(one["decisions"]),
+        f"{one['decisions_per_s'] or 0:,.0f}",
+        percent(one["negative_cache_hit_rate"]),
+    ]
+
+
+def _rule(objective_s: Mapping[str, float]) -> str:
+    """What counts as missed, and why a long wait need not."""
+    by_span: dict[str, list[str]] = {}
+    for level, limit_s in objective_s.items():
+        by_span.setdefault(span(limit_s), []).append(level)
+    limits = "; ".join(f"priority {listed(levels)}: {limit}" for limit, levels in by_span.items()) or "none is set"
+    without = [str(level) for level in LEVELS if str(level) not in objective_s]
+    if without and by_span:
+        limits += f"; priority {listed(without)}: none, so nothing is missed there"
+    return (
+        f'<p class="muted">An objective is the longest time from submission or preemption to award ({limits}). '
+        "A wait is judged once: at its award, or when its objective runs out. It counts as within or over quota by its "
+        "rank at that moment. The length of a wait is counted at the award, by the rank at the award. So a wait whose "
+        "objective ran out while it was over quota, and that was awarded within quota later, is missed over quota; "
+        "within quota it is only a long wait.</p>"
+    )
+
+
+_DETAIL = ("policy", "quota", "priority", "objective", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait")
 
 
 def _details(one: Outcome) -> Iterable[list[str]]:
-    for quota, title in _QUOTAS.items():
-        for level in (*"1234567", "all"):
+    for quota, title in QUOTAS.items():
+        for level in (*map(str, LEVELS), "all"):
             judged, waits = one["run"]["objectives_judged"][quota][level], one["waits"][quota][level]
             if judged or waits["p50"] is not None:
                 yield [
                     escape(name_of(one)),
                     title,
                     level,
-                    f"{judged:,}",
-                    f"{one['run']['objectives_missed'][quota][level]:,}",
-                    _percent(one["objective_miss_rate"][quota][level]),
-                    *(_seconds(waits[p]) for p in ("p50", "p95", "p99")),
+                    span(one["run"]["objective_s"].get(level)),
+                    f"{one['run']['objectives_missed'][quota][level]:,} of {judged:,}" if judged else NONE,
+                    percent(one["objective_miss_rate"][quota][level]),
+                    *(span(waits[p]) for p in ("p50", "p95", "p99")),
                 ]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """A table; on a narrow screen each row is a list of labels and values. `words`: the second column has text."""
     head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td data-label="{column}">{cell}</td>' for column, cell in zip(columns, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    kind = ' class="words"' if words else ""
+    return f"<table{kind}><tr>{head}</tr>{body}</table>"
 
 
 def _figure(picture: Picture) -> str:
     return f"<figure>{picture.svg}<figcaption>{escape(picture.says)}</figcaption></figure>"
-
-
-def _hours(at_s: float) -> str:
-    return f"{at_s / 3600:,.1f}"
-
-
-def _percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{100 * rate:.2f} %"
-
-
-def _seconds(span_s: float | None) -> str:
-    return "–" if span_s is None else f"{span_s:,.0f} s"

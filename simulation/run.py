@@ -114,6 +114,7 @@ class Run:
                 "measured_from_s": scenario.starts_s + max(0.0, scenario.measure_from_s),
                 "measured_to_s": round(scenario.starts_s + min(progress.now_s, scenario.measure_to_s), ROUNDED_S),
                 "supply": self.meter.supply,
+                "objective_s": {str(level): span_s for level, span_s in sorted(scenario.settings.objective_s.items())},
                 "bad_rows": result.bad_rows(scenario.bad),
                 **result.more(self.meter.total),
                 **scenario.says,

@@ -21,6 +21,7 @@ from infra.db import events
 from infra.db.session import open_engine, transaction
 from infra.errors import StackError
 from infra.stack import log_files, probes, temporal
+from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.ports import require_free
@@ -93,6 +94,7 @@ class EmbeddedStack:
             self.postgres.clear_leftover()
         self._check_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
+        await compile_loops(self._say)
         if self._own_postgres:
             await asyncio.to_thread(self.postgres.initialise)
             self._say("starting Postgres")
@@ -106,6 +108,7 @@ class EmbeddedStack:
         if binary is not None:
             self._say("starting Temporal")
             await self.supervisor.start(self._temporal_child(binary))
+            await temporal.set_retention(self.settings.temporal)
         engine = open_engine(self.database_url, pool_size=2)
         try:
             buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}

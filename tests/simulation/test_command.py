@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from domain.units import format_duration
 from mizzen.cli.app import run as mizzen
 from tests.simulation.test_live import snapshot, workload
 
@@ -130,6 +131,93 @@ def test_the_report_needs_nothing_else(files: Path) -> None:
         ElementTree.fromstring(svg)
     for shown in ("federated", "Objectives missed", "priority level", "simulated time, hours", "P95"):
         assert shown in page
+
+
+def test_the_report_shows_policies_that_are_equal(files: Path) -> None:
+    """Their lines alternate in their colours and the picture says so; each has its own colour, also in the legend."""
+    found = outcome("--policy", "all", "--report", "out.html")
+    alike = [
+        one["policy"] for one in found if one["hourly"]["allocation_rate"] == found[0]["hourly"]["allocation_rate"]
+    ]
+    assert alike == ["global", "global-joint"]
+    page = Path("out.html").read_text()
+    legend = dict(re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', page))
+    assert sorted(legend.values()) == sorted(one["policy"] for one in found)
+    figure = re.findall(r"<figure>.*?</figure>", page, re.S)[0]
+    assert "global and global-joint are equal" in figure
+    lines = re.findall(r'<path d="[^"]*"[^>]*style="([^"]*stroke: (#\w+)[^"]*)"', figure)
+    for colour in (colour for colour, name in legend.items() if name in alike):
+        assert any("stroke-dasharray" in style for style, of in lines if of == colour)
+
+
+def test_ten_runs_have_ten_colours(files: Path) -> None:
+    """All policies, without and with a change."""
+    Path("live.json").write_text(snapshot(workload("waits")).model_dump_json())
+    outcome("--policy", "all", "--drain", "west", "--report", "out.html", base=["simulate", "--from-live", "live.json"])
+    keys = re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', Path("out.html").read_text())
+    assert len({colour for colour, _ in keys}) == len({name for _, name in keys}) == 10
+
+
+def test_the_report_says_waits_as_people_do_and_their_rule(files: Path) -> None:
+    """No wait in thousands of seconds; what counts as missed is beside the misses, with the settings of the run."""
+    found = outcome("--param", "objective_s.2=5400", "--report", "out.html")
+    assert found["run"]["objective_s"] == {"1": 300, "2": 5400, "3": 1800, "4": 1800}
+    page = Path("out.html").read_text()
+    assert not re.search(r'wait[^"]*">[^<]* s<', page)
+    detail = page[page.index("Objectives and waits by priority") :]
+    assert "priority 2: 1h 30m" in detail and "priority 5, 6 and 7: none" in detail
+    waits = re.findall(r'data-label="P95 wait">([^<]+)<', detail)
+    assert any(re.fullmatch(r"\d+h( \d+m)?", wait) for wait in waits)
+    judged = found["run"]["objectives_judged"]["over_quota"]["all"]
+    assert judged and f"{found['run']['objectives_missed']['over_quota']['all']} of {judged}<" in detail
+
+
+def test_tables_fit_a_narrow_screen(files: Path) -> None:
+    """Nothing scrolls sideways: each cell carries its column's name, which a narrow screen shows beside it."""
+    outcome("--policy", "all", "--report", "out.html")
+    page = Path("out.html").read_text()
+    assert "overflow-x" not in page and "content:attr(data-label)" in page
+    tables = re.findall(r"<table.*?</table>", page, re.S)
+    assert len(tables) == 3
+    for table in tables:
+        columns = re.findall(r"<th>([^<]+)</th>", table)
+        assert len(columns) <= 9
+        for row in re.findall(r"<tr>(<td.*?)</tr>", table, re.S):
+            assert re.findall(r'data-label="([^"]+)"', row) == columns
+
+
+def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
+    """Before all else: the figures without and with the change, and by how much they differ."""
+    live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
+    Path("live.json").write_text(live.model_dump_json())
+    base = ["simulate", "--from-live", "live.json"]
+    plain, changed = outcome("--drain", "west", "--report", "out.html", base=base)
+    page = Path("out.html").read_text()
+    assert re.search(r"<h2>([^<]+)</h2>", page)[1] == "What drain west changes"  # type: ignore[index]
+    first = page[: page.index("</table>")]
+    rows = [re.findall(r">([^<]+)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", first, re.S)]
+    assert ["global", "GPU slots", "16", "8", "−8"] in rows
+    assert ["global", "workloads finished", "3", "3", "same"] in rows
+    (wait,) = (row for row in rows if row[1] == "P95 wait, within quota")
+    before_s, after_s = (one["waits"]["within_quota"]["all"]["p95"] for one in (plain, changed))
+    assert wait[2:] == [format_duration(before_s), format_duration(after_s), "+" + format_duration(after_s - before_s)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m"),
+        (3600, "1h"),
+        (3725, "1h 2m"),
+        (182_896, "2d 2h"),
+        (86_400 * 1200, "1,200d"),
+    ],
+)
+def test_durations_are_said_in_two_units(seconds: float, says: str) -> None:
+    """The largest unit and the next; none that is 0."""
+    assert format_duration(seconds) == says
 
 
 def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:

@@ -35,6 +35,7 @@ CONFIG = """
 scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
 lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1}}
 tasks: {{separate_tenants: false}}  # tests wait for files of tasks in pytest's folder, which only its owner may enter
+temporal: {{keep_closed_s: 100000}}
 """
 
 

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
 
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
@@ -23,6 +25,13 @@ def _task_pids(up: Up, workload: str) -> set[int]:
         if f"MIZZEN_WORKLOAD={workload}".encode() in environ:
             out.add(pid)
     return out
+
+
+async def test_closed_workflows_are_kept_as_configured(shared: Up) -> None:
+    """The embedded Temporal's namespace has the configured retention, not the server's default."""
+    client = await Client.connect(f"127.0.0.1:{shared.ports['temporal-port']}")
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    assert described.config.workflow_execution_retention_ttl.seconds == 100_000
 
 
 def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:

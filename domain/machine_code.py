@@ -1,0 +1,58 @@
+"""Where the machine code of compiled loops is kept, and whether all of it is there. Imports no compiler."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+_COMPLETE = "complete"
+
+
+@cache
+def folder_of(package: str) -> str | None:
+    """Where a package's machine code is kept: beside its sources, else in the user's cache folder; None: nowhere."""
+    digest = hashlib.sha256(version("numba").encode())
+    for source in sorted(Path(package).glob("*.py")):
+        digest.update(source.read_bytes())
+    name = f"compiled-{digest.hexdigest()[:16]}"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
+    for root in (Path(package) / "__pycache__", user / Path(package).name):
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root):
+                pass
+            for old in root.glob("compiled-*"):
+                if old.name != name:
+                    shutil.rmtree(old, ignore_errors=True)
+            (root / name).mkdir(exist_ok=True)
+            return str(root / name)
+    return None
+
+
+def is_complete(package: str) -> bool:
+    """Whether a package's loops need no compiling: `mark_complete` was called for this version of its sources.
+
+    True also where machine code cannot be kept: compiling before it is needed would not help the next process.
+    """
+    folder = _folder_by_name(package)
+    return folder is None or (folder / _COMPLETE).exists()
+
+
+def mark_complete(package: str) -> None:
+    """Notes that all that scheduling needs of a package is compiled and kept."""
+    folder = _folder_by_name(package)
+    if folder is not None:
+        (folder / _COMPLETE).touch()
+
+
+def _folder_by_name(package: str) -> Path | None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no package {package!r}")
+    folder = folder_of(str(Path(spec.origin).parent))
+    return None if folder is None else Path(folder)

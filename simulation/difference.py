@@ -1,0 +1,79 @@
+"""What a change makes of each policy's figures: the first thing to see of a what-if run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.settings import LEVELS
+from simulation.words import NONE, Outcome, number, percent, span
+
+QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of one policy without and with the change, as text. `by` is empty where nothing changes."""
+
+    policy: str
+    figure: str
+    before: str
+    after: str
+    by: str
+
+
+def pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Each policy's unchanged run with its changed run; runs without a partner are left out."""
+    unchanged = {one["policy"]: one for one in outcomes if not one["run"]["change"]}
+    return [(unchanged[one["policy"]], one) for one in outcomes if one["run"]["change"] and one["policy"] in unchanged]
+
+
+def differences(before: Outcome, after: Outcome) -> list[Difference]:
+    """The main figures of a policy, and those by priority that the change alters."""
+    rows = [_difference(after["policy"], *figure, before, after) for figure in _main()]
+    by_priority = (_difference(after["policy"], *figure, before, after) for figure in _by_priority())
+    return rows + [row for row in by_priority if row.by]
+
+
+_Figure = tuple[str, Callable[[Outcome], Any], Callable[[float | None], str]]
+
+
+def _main() -> Iterator[_Figure]:
+    yield "GPU slots", lambda o: sum(o["run"]["supply"].values()), number
+    yield "workloads finished", lambda o: o["finished"], number
+    yield "GPUs allocated", lambda o: o["allocation_rate"], percent
+    for quota, title in QUOTAS.items():
+        yield f"objectives missed, {title}", _cell("objective_miss_rate", quota, "all"), percent
+    for quota, title in QUOTAS.items():
+        yield f"P95 wait, {title}", _wait(quota, "all"), span
+    yield "preemptions", lambda o: o["preemptions"], number
+    yield "GPU hours lost", lambda o: o["lost_gpu_hours"], number
+
+
+def _by_priority() -> Iterator[_Figure]:
+    for quota, title in QUOTAS.items():
+        for level in map(str, LEVELS):
+            yield f"objectives missed, {title}, priority {level}", _cell("objective_miss_rate", quota, level), percent
+            yield f"P95 wait, {title}, priority {level}", _wait(quota, level), span
+
+
+def _cell(table: str, quota: str, level: str) -> Callable[[Outcome], Any]:
+    return lambda o: o[table][quota][level]
+
+
+def _wait(quota: str, level: str) -> Callable[[Outcome], Any]:
+    return lambda o: o["waits"][quota][level]["p95"]
+
+
+def _difference(
+    policy: str, figure: str, of: Callable[[Outcome], Any], shown: Callable[[Any], str], before: Outcome, after: Outcome
+) -> Difference:
+    old, new = of(before), of(after)
+    if shown(old) == shown(new):
+        by = ""
+    elif old is None or new is None:
+        by = NONE
+    else:
+        by = ("+" if new > old else "−") + shown(abs(new - old))
+        if shown is percent:
+            by = by.replace(" %", " points")
+    return Difference(policy, figure, shown(old), shown(new), by)

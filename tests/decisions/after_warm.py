@@ -1,0 +1,77 @@
+"""Prints the signatures of compiled functions that decisions need and `activities.warm` did not load.
+
+A process of its own: in the tests' processes other tests may have loaded them before.
+"""
+
+import importlib
+import pkgutil
+from dataclasses import replace
+from random import Random
+
+from numba.core.dispatcher import Dispatcher
+
+import gms
+import rms
+from activities.warm import warm
+from auction.entry import Entry
+from auction.market import Market, Options
+from gms.scan import scan
+from rms.award import award, revoke
+from rms.bid import bid_in
+from rms.gang import Planner
+from rms.region import Region
+from tests.decisions.fleets import crowded
+from tests.decisions.queues import job, queue, queued, tenant
+
+_SEEDS = 150
+
+
+def _loaded() -> set[tuple[str, str]]:
+    """(function, signature) of all that is called from Python: what it calls is in its own machine code."""
+    found: set[tuple[str, str]] = set()
+    for package in (gms, rms):
+        for info in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            for name, value in vars(module).items():
+                if isinstance(value, Dispatcher):
+                    found |= {(f"{module.__name__}.{name}", str(signature)) for signature in value.overloads}
+    return found
+
+
+def _decide(seed: int) -> None:
+    """Bids, awards, revokes and reserves, where much runs; every workload leaves in the end."""
+    snapshot, request = crowded(seed)
+    rng = Random(seed)
+    if seed % 3 == 0:
+        request = replace(request, jobs=tuple(replace(one, span_clusters=True) for one in request.jobs))
+    region = Region.of(snapshot)
+    answer = bid_in(Planner(region), request)
+    if answer.plan is not None:
+        awarded = award(region, answer.plan, request)
+        if rng.random() < 0.5:
+            revoke(region, awarded)
+    region.refresh(snapshot.now_s + 60)
+    region.judge_losses()
+    entries = [Entry(replace(crowded(seed + n)[1], workload=f"new{n}"), waited_s=7200.0) for n in range(4)]
+    market = Market([region], Options(reserve_after_s=3600.0, joint=seed % 10 == 0))
+    market.open(snapshot.now_s + 60)
+    market.place(entries)
+    for workload in list(region.running):
+        region.drop_running(workload)
+
+
+def main() -> None:
+    """Warms, decides, and prints a line for each signature that is new."""
+    warm()
+    before = _loaded()
+    for seed in range(_SEEDS):
+        _decide(seed)
+    pending = [queued(f"w{n}", job(1, 1, "a100", "h100"), at_s=float(n % 3)) for n in range(200)]
+    scan(queue([tenant(a100=40)], pending))
+    scan(queue([tenant()], []))
+    for function, signature in sorted(_loaded() - before):
+        print(function, signature)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Nobody waits for a compiler in the middle of a request."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from domain.machine_code import folder_of, is_complete
+from infra.errors import StackError
+from infra.stack.compiling import compile_loops
+from tests.stack.harness import ROOT
+
+
+def test_warming_loads_all_that_decisions_need() -> None:
+    """Bids, evictions, awards, reservations and scans need no signature that warming did not compile."""
+    command = [sys.executable, "-m", "tests.decisions.after_warm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+
+
+async def test_the_stack_compiles_once_with_a_word() -> None:
+    """Before anything starts, where it was not done for this version; then never again. A failure is an error."""
+    said: list[str] = []
+    folder = folder_of(str(ROOT / "rms"))
+    assert folder is not None
+    (Path(folder) / "complete").unlink(missing_ok=True)
+    assert not is_complete("rms")
+    with pytest.raises(StackError, match=r"No module named activities\.nothing"):
+        await compile_loops(said.append, [sys.executable, "-m", "activities.nothing"])
+    await compile_loops(said.append)
+    assert is_complete("gms") and is_complete("rms")
+    assert len(said) == 2 and "compiling" in said[1]
+    await compile_loops(said.append)
+    assert len(said) == 2
