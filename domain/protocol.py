@@ -88,7 +88,7 @@ class StageRequest:
     workload_id: str
     attempt: int
     winds_up: bool = False
-    """Only the plan is wanted, to stop what is left of the attempt: nothing is written, a released attempt has one too."""
+    """Only the plan is wanted, to stop what an attempt, maybe a released one, left running: nothing is written."""
 
 
 @dataclass

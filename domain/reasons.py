@@ -21,6 +21,7 @@ class ReasonCode(StrEnum):
     REGION_UNREACHABLE = "region_unreachable"
     """Of earlier versions; `REGION_SILENT` says more."""
     REGION_SILENT = "region_silent"
+    BUCKET_UNAVAILABLE = "bucket_unavailable"
     SCAN_OVERDUE = "scan_overdue"
     NO_HARDWARE = "no_hardware"
     DATA_NOT_HERE = "data_not_here"
@@ -72,6 +73,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
     ReasonCode.REGION_SILENT: (
         "region {region} has not answered since {since}; it is left out until one of its schedulers answers"
+    ),
+    ReasonCode.BUCKET_UNAVAILABLE: (
+        "the bucket of region {region} has not answered since {since} ({error}); nothing is placed there until it does"
     ),
     ReasonCode.SCAN_OVERDUE: (
         "no scan of the queue has reached it since {since}; check that a worker with the role control is running"

@@ -129,6 +129,20 @@ class SchedulerSettings(_Section):
     """A workload within its quota that has waited longer reserves what it needs as it frees up."""
 
 
+class BucketSettings(_Section):
+    """Checks of regions' buckets: a region whose bucket does not answer gets no work."""
+
+    interval_s: float = Field(10.0, gt=0)
+    """Between two checks of a bucket that answers."""
+    timeout_s: float = Field(5.0, gt=0)
+    """How long an answer may take."""
+    failures: int = Field(2, gt=0)
+    """So many checks in a row must fail before the region is left out."""
+    retry_s: float = Field(1.0, gt=0)
+    """The pause after a failed check; each later one is twice as long."""
+    retry_max_s: float = Field(30.0, gt=0)
+
+
 class LifecycleSettings(_Section):
     """Times of a workload's life."""
 
@@ -311,6 +325,7 @@ class Settings(_Section):
     api: ApiSettings = ApiSettings()
     limits: LimitSettings = LimitSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    buckets: BucketSettings = BucketSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
