@@ -77,6 +77,8 @@ class LimitSettings(_Section):
     streams_per_tenant: int = Field(64, gt=0)
     queued_per_tenant: int = Field(20_000, gt=0)
     """Workloads of a tenant in the queue, counted in the transaction that submits."""
+    full_queue_retry_s: int = Field(60, gt=0)
+    """After how long a submission that found no room is to be tried again (Retry-After)."""
     secrets_per_tenant: int = Field(1000, gt=0)
     archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
     """Uploaded working directories of a tenant, as they are stored (compressed)."""

@@ -106,7 +106,7 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         if workloads or keys:
             raise Problem(
                 Kind.CONFLICT,
-                f"tenant {name} still has {workloads} workloads (ended ones stay for a while) and {keys} API keys",
+                f"tenant {name} still has workloads ({workloads}; ended ones stay for a while) or API keys ({keys})",
             )
         for kind in (ApiKey, Secret, Archive):
             session.execute(delete(kind).where(kind.tenant == name))
