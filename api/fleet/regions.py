@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
@@ -103,23 +104,28 @@ class ClusterList(View):
 
 
 class RegionList(View):
-    """Regions by name."""
+    """A page of regions, by name."""
 
     items: list[RegionView]
+    next_cursor: NextCursor
 
 
 @router.get("/regions", summary="List regions")
-def list_regions(state: StateOf, _: Viewer) -> RegionList:
+def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> RegionList:
     """All regions, with their clusters, machines and GPU slots."""
+    wanted = select(Region).order_by(Region.name).limit(limit + 1)
+    if cursor is not None:
+        wanted = wanted.where(Region.name > cursor)
     with state.transaction() as session:
-        regions = session.scalars(select(Region).order_by(Region.name)).all()
+        regions, following = page(session.scalars(wanted).all(), limit, lambda row: row.name)
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
         datacenters = session.scalars(select(Datacenter).order_by(Datacenter.region, Datacenter.name)).all()
         machines = _grouped(session.scalars(select(Machine)), lambda m: m.region)
         silent = silent_regions(session)
         buckets = bucket_states(session, [row.name for row in regions])
         return RegionList(
-            items=[_region(row, clusters, datacenters, machines[row.name], silent, buckets) for row in regions]
+            items=[_region(row, clusters, datacenters, machines[row.name], silent, buckets) for row in regions],
+            next_cursor=following,
         )
 
 

@@ -148,11 +148,11 @@ class Client(Data):
 
     def attempts(self, workload_id: str) -> list[views.Attempt]:
         """Its placements so far, oldest first."""
-        return self._items("workloads", workload_id, "attempts")
+        return list(self._pages(("workloads", workload_id, "attempts"), {}, None))
 
     def allocations(self, workload_id: str) -> list[views.Allocation]:
         """What it holds and held on which machines, oldest first."""
-        return self._items("workloads", workload_id, "allocations")
+        return list(self._pages(("workloads", workload_id, "allocations"), {}, None))
 
     def cancel(self, workload_id: str) -> views.Workload:
         """Ask it to end, in whatever phase it is. One that has ended otherwise is a `Conflict`."""
@@ -284,7 +284,7 @@ class Client(Data):
 
     def tenants(self) -> list[views.Tenant]:
         """All tenants, or the key's own."""
-        return self._items("tenants")
+        return list(self._pages("tenants", {}, None))
 
     def tenant(self, name: str) -> views.Tenant:
         """One tenant."""
@@ -312,8 +312,8 @@ class Client(Data):
         self._call("DELETE", "tenants", tenant, "secrets", name)
 
     def keys(self) -> list[views.Key]:
-        """The API keys, without the keys themselves."""
-        return self._items("keys")
+        """The API keys, oldest first, without the keys themselves."""
+        return sorted(self._pages("keys", {}, None), key=lambda key: (key["created_at"], key["id"]))
 
     def create_key(
         self, role: str, tenant: str | None = None, label: str = "", expires_in_s: int | None = None
@@ -334,7 +334,7 @@ class Client(Data):
 
     def regions(self) -> list[views.Region]:
         """The regions."""
-        return self._items("regions")
+        return list(self._pages("regions", {}, None))
 
     def snapshot(self) -> Mapping[str, Any]:
         """Fleet, tenants and live workloads at one moment, from which `mizzen simulate --from-live` starts."""
