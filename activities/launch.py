@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -98,7 +99,8 @@ class LaunchActivities:
         if failed_before:
             take_away(self._engine, request)
         leaders = {name: job.master_machine for name, job in launch.jobs.items()}
-        return self._plan(request, spec, region, allocations, leaders, len(launch.tasks), checkpoint_region)
+        plan = self._plan(request, spec, region, allocations, leaders, len(launch.tasks), checkpoint_region)
+        return replace(plan, launch_sha256=hashlib.sha256(document).hexdigest())
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
         """The plan of an attempt that was placed, whether or not it is released, by what Postgres says of it."""
@@ -141,7 +143,6 @@ class LaunchActivities:
             retries=spec.limits.retries,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
-            launch_sha256=hashlib.sha256(document).hexdigest(),
         )
 
     def _hazard(self, session: Session, region: str) -> float | None:
