@@ -118,11 +118,11 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         idempotent: bool | None = None,
         patience_s: float | None = None,
-        room_patience_s: float = 0.0,
+        room_patience_s: float | None = None,
     ) -> Any:
         """The answer's JSON; None where it is empty. `idempotent` defaults to what the method promises.
 
-        `room_patience_s` is how long a full queue of the tenant is waited for; 0: no longer than for anything else.
+        `room_patience_s` is how long a full queue of the tenant is waited for; None: as long as anything else.
 
         Raises:
             ApiError: the API answered with a problem.
@@ -146,7 +146,7 @@ class Transport:
                 if not (again and response.status_code in _PASSING):
                     raise failure
                 at_least_s = _retry_after_s(response)
-                if room_patience_s and _is_full(failure):
+                if room_patience_s is not None and _is_full(failure):
                     usual.succeeded()
                     pauses = room
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
