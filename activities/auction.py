@@ -25,6 +25,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from infra.config import Settings
 from infra.db import outbox, published
+from infra.db.buckets import failing_buckets
 from infra.db.logs import ScanBatch
 from infra.db.models import Workload
 from infra.db.session import transaction
@@ -135,10 +136,11 @@ class AuctionActivities:
         result = AwardResult(awarded=0, waiting=0, rebids=0)
         with self._held.current() as held:
             self._listening.miss(request.scan, request.unreachable, held.now_s)
-            left_out = self._listening.reasons(request.unreachable, held.now_s)
             result.rest_s = self._listening.due_s(held.now_s)
-            reachable = held.regions.keys() - left_out.keys()
             with transaction(self._engine) as session:
+                left_out = failing_buckets(session, held.regions)
+                left_out |= self._listening.reasons(request.unreachable, held.now_s)
+                reachable = held.regions.keys() - left_out.keys()
                 if order is not None:
                     queued = order.entries(request.first, self._settings.batch)
                 else:
@@ -191,7 +193,7 @@ class AuctionActivities:
             result.rebids += market.stats.bids - asked_once
             result.waiting = len(waiting)
             self._count(market.stats, before)
-            self._explain(held, waiting, last, conflicts, request.unreachable)
+            self._explain(held, waiting, last, conflicts, sorted(left_out))
         if any(count == _TRIES for count in stale.values()):
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
@@ -241,7 +243,9 @@ class AuctionActivities:
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
         """Scans and bids with one more workload in the queue. Nothing is written."""
-        left_out = self._listening.reasons(self._listening.silent, self._held.now_s)
+        with transaction(self._engine) as session:
+            left_out = failing_buckets(session, self._held.regions)
+        left_out |= self._listening.reasons(self._listening.silent, self._held.now_s)
         return dry_run(self._engine, self._held, request, left_out)
 
 

@@ -5,6 +5,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,8 +52,14 @@ class LaunchActivities:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
         Carried out again, it writes the same again, but for the region's hazard and which tables are stale there then.
-        Why it cannot be done is the workload's reason until it is done.
+        Why it cannot be done is the workload's reason until it is done. To wind an attempt up, nothing is written: only
+        Postgres is asked where its tasks may be.
+
+        Raises:
+            ApplicationError: `ReleasedAttempt` or `UnknownAttempt` (neither is tried again), or a cause that may pass.
         """
+        if request.winds_up:
+            return self._placed_before(request)
         with failures_shown(self._engine, request):
             return self._stage(request)
 
@@ -91,23 +98,51 @@ class LaunchActivities:
             store.put(key, document)
         if failed_before:
             take_away(self._engine, request)
+        leaders = {name: job.master_machine for name, job in launch.jobs.items()}
+        plan = self._plan(request, spec, region, allocations, leaders, len(launch.tasks), checkpoint_region)
+        return replace(plan, launch_sha256=hashlib.sha256(document).hexdigest())
+
+    def _placed_before(self, request: StageRequest) -> LaunchPlan:
+        """The plan of an attempt that was placed, whether or not it is released, by what Postgres says of it."""
+        with transaction(self._engine, isolation="REPEATABLE READ") as session:
+            row = session.get_one(Workload, request.workload_id)
+            spec = WorkloadSpec.model_validate(row.spec)
+            allocations, machines = self._holdings(session, request)
+            attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
+            tasks = tasks_of(row, attempt, allocations)
+            region = session.get_one(Region, machines[allocations[0].machine].region)
+        leaders: dict[str, str] = {}
+        for task in tasks:
+            leaders.setdefault(task.job, task.machine)
+        return self._plan(request, spec, region, allocations, leaders, len(tasks), row.checkpoint_region)
+
+    def _plan(
+        self,
+        request: StageRequest,
+        spec: WorkloadSpec,
+        region: Region,
+        allocations: Sequence[Allocation],
+        leaders: Mapping[str, str],
+        tasks: int,
+        checkpoint_region: str | None,
+    ) -> LaunchPlan:
+        """`leaders`: job to the machine of its first task."""
         leads: dict[str, list[str]] = defaultdict(list)
-        for name, job in launch.jobs.items():
-            leads[job.master_machine].append(name)
+        for name, machine in leaders.items():
+            leads[machine].append(name)
         lifecycle = self._settings.lifecycle
         return LaunchPlan(
             region=region.name,
             bucket_url=region.bucket_url,
-            launch_key=key,
+            launch_key=ids.launch_key(request.workload_id, request.attempt),
             nodes=[NodeLaunch(a.machine, sorted(leads[a.machine])) for a in allocations],
-            tasks=len(launch.tasks),
+            tasks=tasks,
             checkpoint_region=checkpoint_region,
             grace_s=spec.checkpoint.grace_s,
             max_runtime_s=spec.limits.max_runtime_s,
             retries=spec.limits.retries,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
-            launch_sha256=hashlib.sha256(document).hexdigest(),
         )
 
     def _hazard(self, session: Session, region: str) -> float | None:

@@ -31,9 +31,10 @@ def bring(
     share: Share | None,
     progress: Progress,
 ) -> None:
-    """Copies the objects of a partition's manifest, each verified by its checksum, read back at the target.
+    """Copies the objects of a partition's manifest. What is read of each is compared with its checksum in the manifest.
 
-    What is there already and has its checksum is not copied again. A `new` copy is alone in its folder. `progress` is
+    Nothing is read back at the target: its store confirms each part that it keeps. An object that is there already and
+    has its checksum is not copied again. A `new` copy is alone in its folder. `progress` is
     told bytes done and in total, and may end the copy by raising.
 
     Raises:

@@ -15,6 +15,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.auction import AuctionActivities
 from activities.bids import RegionActivities
+from activities.buckets import BucketCheck
 from activities.copies import CopyActivities
 from activities.dispatch import Dispatcher
 from activities.held import Held
@@ -175,6 +176,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             # Threads of its own: copies that take hours must not keep others from their turn.
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await stack.enter_async_context(region_worker(client, region, engine, settings, threads, held))
+            check = BucketCheck(engine, settings.buckets, region)
+            stack.callback(asyncio.create_task(check.run()).cancel)
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()
     beating.cancel()

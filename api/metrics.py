@@ -17,6 +17,7 @@ from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from infra.db import published
+from infra.db.buckets import bucket_states
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
 from infra.db.session import transaction
@@ -90,12 +91,22 @@ class Installation(Collector):
                 "For how long a region has not bid in time: silent (nothing is placed there) or slow; 0: neither",
                 labels=["region", "state"],
             )
+            buckets = GaugeMetricFamily(
+                "mizzen_region_bucket_unavailable_seconds",
+                "For how long a region's bucket has not answered (nothing is placed there); 0: it answers",
+                labels=["region"],
+            )
+            states = bucket_states(session, [str(name) for (name,) in rows("select name from region")])
             for region, now_s in rows("select name, extract(epoch from clock_timestamp()) from region order by 1"):
                 for state, is_slow in (("silent", False), ("slow", True)):
                     found = missing.get(str(region))
                     since_s = found.since_s if found is not None and found.slow == is_slow else _number(now_s)
                     silent.add_metric([str(region), state], max(0.0, _number(now_s) - since_s))
-            yield silent
+                bucket = states.get(str(region))
+                failing_since_s = bucket.failing_since_s if bucket is not None else None
+                failing_s = 0.0 if failing_since_s is None else max(0.0, _number(now_s) - failing_since_s)
+                buckets.add_metric([str(region)], failing_s)
+            yield from (silent, buckets)
             unusable = rows("select count(*) from machine where cordon is not null or draining")[0][0]
             yield GaugeMetricFamily("mizzen_machines_cordoned", "Machines cordoned or drained", value=_number(unusable))
             backlog, age_s = rows(

@@ -44,7 +44,7 @@ class State:
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
-        self.room = Room(settings.limits.queued_per_tenant)
+        self.room = Room(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)

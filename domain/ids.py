@@ -115,6 +115,11 @@ def run_id(workload_id: str, attempt: int, job: str, task: int) -> str:
     return f"{workload_id}.{attempt}.{job}.{task}"
 
 
+def bucket_marker_key(region: str) -> str:
+    """The object in a region's bucket by which its worker sees that the bucket answers and is the one that it was."""
+    return f"regions/{region}/marker"
+
+
 def checkpoint_prefix(workload_id: str) -> str:
     """Where a workload's checkpoints are in its region's bucket."""
     return f"checkpoints/{workload_id}/"

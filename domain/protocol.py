@@ -87,6 +87,8 @@ class StageRequest:
 
     workload_id: str
     attempt: int
+    winds_up: bool = False
+    """Only the plan is wanted, to stop what an attempt, maybe a released one, left running: nothing is written."""
 
 
 @dataclass

@@ -3,11 +3,12 @@
 Programs read the code and the numbers; the sentence is made from them and nobody parses it.
 """
 
-import re
-from collections.abc import Mapping
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 
 class ReasonCode(StrEnum):
@@ -21,6 +22,7 @@ class ReasonCode(StrEnum):
     REGION_UNREACHABLE = "region_unreachable"
     """Of earlier versions; `REGION_SILENT` says more."""
     REGION_SILENT = "region_silent"
+    BUCKET_UNAVAILABLE = "bucket_unavailable"
     SCAN_OVERDUE = "scan_overdue"
     NO_HARDWARE = "no_hardware"
     DATA_NOT_HERE = "data_not_here"
@@ -73,34 +75,45 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.REGION_SILENT: (
         "region {region} has not answered since {since}; it is left out until one of its schedulers answers"
     ),
+    ReasonCode.BUCKET_UNAVAILABLE: (
+        "the bucket of region {region} has not answered since {since} ({error}); nothing is placed there until it does"
+    ),
     ReasonCode.SCAN_OVERDUE: (
         "no scan of the queue has reached it since {since}; check that a worker with the role control is running"
     ),
     ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
     ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
     ReasonCode.DATA_STALE: (
-        "the replica of table {table} in region {region} is stale since {stale_since}; workloads of priority 1 and 2"
-        " read complete ones"
+        "the replica of table {table} in region {region} has been stale since {stale_since}; workloads of priority 1"
+        " and 2 read only complete replicas"
     ),
     ReasonCode.DATA_NOWHERE: "no region has a complete replica of table {table}",
-    ReasonCode.REPLICATING_DATA: "table {table} is being copied to {region}: {done_bytes} of {total_bytes} bytes",
+    ReasonCode.REPLICATING_DATA: (
+        "table {table} is being copied to {region}: {done_bytes} of {total_bytes:1 byte|# bytes}"
+    ),
     ReasonCode.NO_STORAGE: (
-        "bringing its tables to region {region} needs {more_bytes} bytes; the region stores {stored_bytes} of"
-        " {storage_bytes}"
+        "bringing its tables to region {region} needs {more_bytes:1 byte|# bytes}; the region stores {stored_bytes}"
+        " of {storage_bytes}"
     ),
     ReasonCode.INSUFFICIENT_CAPACITY: (
-        "region {region} can place {placeable} of {tasks} tasks of job {job} now, evicting {evictable} workloads"
-        " of lower priority included"
+        "region {region} can now place {placeable} of {tasks:1 task|# tasks} of job {job}"
+        "{evictable:; no workload of lower priority can be evicted|"
+        ", even if it evicts 1 workload of lower priority|"
+        ", even if it evicts # workloads of lower priority}"
     ),
-    ReasonCode.REFUSED_LIKE: "region {region} has no room for {smaller}, which needs no more than job {job}",
-    ReasonCode.RESERVED: "slots that free up in region {region} are kept for it; expected to start at {starts_at}",
+    ReasonCode.REFUSED_LIKE: "region {region} has no room for {smaller}, and job {job} needs at least as much",
+    ReasonCode.RESERVED: (
+        "slots that free up in region {region} are kept for it; it is expected to start at {starts_at}"
+    ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
-    ReasonCode.WAITING_FOR_VICTIMS: "waits until {victims} give up their slots",
+    ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; tried again until it can",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
-    ReasonCode.STARTING_TASKS: "starting {tasks} tasks on {machines} machines",
-    ReasonCode.RUNNING: "attempt {attempt} runs in {region} since {since}",
-    ReasonCode.AWARDED: "placed in {region} on {machines} machines, evicting {victims} workloads",
+    ReasonCode.STARTING_TASKS: "starting {tasks:1 task|# tasks} on {machines:1 machine|# machines}",
+    ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
+    ReasonCode.AWARDED: (
+        "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"
+    ),
     ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
@@ -109,18 +122,23 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s, more than the {limit_s} s that it allows",
-    ReasonCode.STACK_STOPPED: "mizzen was stopped; it goes on at the next start",
-    ReasonCode.COMPLETED: "all {tasks} tasks ended with exit code 0",
+    ReasonCode.STACK_STOPPED: "mizzen was stopped; the workload continues at the next start",
+    ReasonCode.COMPLETED: "{tasks:its task|all # tasks} ended with exit code 0",
     ReasonCode.TASK_FAILED: "task {task} ended with {status}",
     ReasonCode.OUT_OF_MEMORY: (
-        "task {task} ran out of memory: it used {peak_bytes} bytes of the {limit_bytes} that its document asks for"
+        "task {task} ran out of memory: it used {peak_bytes} of the {limit_bytes:1 byte|# bytes} that its"
+        " document asks for"
     ),
-    ReasonCode.RETRIES_EXHAUSTED: "task {task} ended with {status} and all {retries} retries are used up",
+    ReasonCode.RETRIES_EXHAUSTED: (
+        "task {task} ended with {status} and {retries:no retries are allowed|its 1 retry is used up|all # retries are"
+        " used up}"
+    ),
     ReasonCode.CHECKPOINT_UNLOADABLE: (
-        "task {task} could not load its checkpoint ({failures} of at most {limit} attempts in a row): {error}"
+        "task {task} could not load its checkpoint"
+        " ({failures} of at most {limit:1 attempt|# attempts} in a row): {error}"
     ),
-    ReasonCode.MAX_RUNTIME: "ran for {ran_s} s of the {limit_s} s that it allows",
-    ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s of the {limit_s} s that it allows",
+    ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
+    ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; it allows {limit_s} s",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
     ReasonCode.KEY_NOT_TRUSTED: (
@@ -128,17 +146,30 @@ _SENTENCES: dict[ReasonCode, str] = {
         " `mizzen machines trust` accepts it"
     ),
     ReasonCode.KEEPS_FAILING_GANGS: (
-        "{failures} workloads in a row lost or failed to start tasks here, the last {workload}"
+        "{failures:1 workload|# workloads in a row} lost tasks or failed to start them here; the last was {workload}"
     ),
 }
 
 
-_ONE = re.compile(r"(?<![\w.,])1 (task|machine|workload|gang|byte)s\b")
+class _Sentences(string.Formatter):
+    """Fills in a sentence. A field's forms are `{n:one|many}` or `{n:none|one|many}`; `#` is the number.
+
+    A field that is missing is `?`.
+    """
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value = kwargs.get(str(key), "?")
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if not format_spec:
+            return str(value)
+        *fewer, many = format_spec.split("|")
+        form = {0: fewer[0] if len(fewer) == 2 else many, 1: fewer[-1]}.get(value, many)
+        return form.replace("#", str(value))
 
 
-class _Blank(dict[str, object]):
-    def __missing__(self, key: str) -> str:
-        return "?"
+_FORMATTER = _Sentences()
 
 
 @dataclass(frozen=True)
@@ -151,8 +182,7 @@ class Reason:
     @property
     def sentence(self) -> str:
         """The code's sentence with this reason's numbers."""
-        shown = {k: ", ".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in self.detail.items()}
-        return _ONE.sub(r"1 \1", _SENTENCES[self.code].format_map(_Blank(shown)))
+        return _FORMATTER.vformat(_SENTENCES[self.code], (), self.detail)
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.sentence}"

@@ -79,6 +79,8 @@ class LimitSettings(_Section):
     streams_per_tenant: int = Field(64, gt=0)
     queued_per_tenant: int = Field(20_000, gt=0)
     """Workloads of a tenant in the queue, counted in the transaction that submits."""
+    full_queue_retry_s: int = Field(60, gt=0)
+    """After how long a submission that found no room is to be tried again (Retry-After)."""
     secrets_per_tenant: int = Field(1000, gt=0)
     archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
     """Uploaded working directories of a tenant, as they are stored (compressed)."""
@@ -129,6 +131,20 @@ class SchedulerSettings(_Section):
     """Whether regions for the queue's head are chosen together where one at a time leaves somebody out (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)
     """A workload within its quota that has waited longer reserves what it needs as it frees up."""
+
+
+class BucketSettings(_Section):
+    """Checks of regions' buckets: a region whose bucket does not answer gets no work."""
+
+    interval_s: float = Field(10.0, gt=0)
+    """Between two checks of a bucket that answers."""
+    timeout_s: float = Field(5.0, gt=0)
+    """How long an answer may take."""
+    failures: int = Field(2, gt=0)
+    """So many checks in a row must fail before the region is left out."""
+    retry_s: float = Field(1.0, gt=0)
+    """The pause after a failed check; each later one is twice as long."""
+    retry_max_s: float = Field(30.0, gt=0)
 
 
 class LifecycleSettings(_Section):
@@ -313,6 +329,7 @@ class Settings(_Section):
     api: ApiSettings = ApiSettings()
     limits: LimitSettings = LimitSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    buckets: BucketSettings = BucketSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()

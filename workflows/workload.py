@@ -443,7 +443,6 @@ class WorkloadWorkflow:
         have ended. So the successor does all of it again, and nothing that runs is stopped. Where the tasks were told
         to stop, or where an effect is refused for good, it stops what is left instead (`_wind_up`).
         """
-        stage = StageRequest(self._state.workload_id, self._state.attempt)
         taken_over = workflow.patched(TAKES_OVER)
         end: Ending | None = None
         if taken_over and not self._state.stopping:
@@ -452,7 +451,8 @@ class WorkloadWorkflow:
             except FailureError as error:
                 workflow.logger.warning("attempt %d cannot be taken over: %s", self._state.attempt, error)
         if end is None:
-            plan = await record(Activity.STAGE, stage, LaunchPlan)
+            where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
+            plan = await record(Activity.STAGE, where, LaunchPlan)
             gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
             end = await self._wind_up(gang, plan)
         await self._release(end)

@@ -13,9 +13,11 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
+from infra.db.buckets import BucketState, bucket_states
 from infra.db.models import Cluster, Datacenter, Machine, Region
 from infra.db.silent import SilentRegion, silent_regions
 
@@ -71,10 +73,12 @@ class RegionView(View):
     machines: MachinesView
     gpus: dict[str, SlotsView]
     state: str = Field(
-        description="Whether its schedulers bid: answering, slow (after the deadline) or silent (it is left out)",
+        description="Whether work is placed there: answering, slow (its schedulers bid late), silent (they do not bid, "
+        "it is left out) or bucket_unavailable (its bucket does not answer, it is left out)",
         examples=["answering"],
     )
-    state_since: datetime | None = Field(description="Since when it is slow or silent")
+    state_since: datetime | None = Field(description="Since when it is not answering")
+    bucket_error: str | None = Field(description="What the last check of its bucket said; null: it answers")
 
 
 class RegionBody(Body):
@@ -100,21 +104,29 @@ class ClusterList(View):
 
 
 class RegionList(View):
-    """Regions by name."""
+    """A page of regions, by name."""
 
     items: list[RegionView]
+    next_cursor: NextCursor
 
 
 @router.get("/regions", summary="List regions")
-def list_regions(state: StateOf, _: Viewer) -> RegionList:
+def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> RegionList:
     """All regions, with their clusters, machines and GPU slots."""
+    wanted = select(Region).order_by(Region.name).limit(limit + 1)
+    if cursor is not None:
+        wanted = wanted.where(Region.name > cursor)
     with state.transaction() as session:
-        regions = session.scalars(select(Region).order_by(Region.name)).all()
+        regions, following = page(session.scalars(wanted).all(), limit, lambda row: row.name)
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
         datacenters = session.scalars(select(Datacenter).order_by(Datacenter.region, Datacenter.name)).all()
         machines = _grouped(session.scalars(select(Machine)), lambda m: m.region)
         silent = silent_regions(session)
-        return RegionList(items=[_region(row, clusters, datacenters, machines[row.name], silent) for row in regions])
+        buckets = bucket_states(session, [row.name for row in regions])
+        return RegionList(
+            items=[_region(row, clusters, datacenters, machines[row.name], silent, buckets) for row in regions],
+            next_cursor=following,
+        )
 
 
 @router.get("/regions/{name}", summary="A region", responses=refusals(404))
@@ -206,7 +218,8 @@ def _one(session: Session, row: Region) -> RegionView:
     clusters = session.scalars(select(Cluster).where(Cluster.region == row.name).order_by(Cluster.name)).all()
     own = select(Datacenter).where(Datacenter.region == row.name).order_by(Datacenter.name)
     machines = session.scalars(select(Machine).where(Machine.region == row.name)).all()
-    return _region(row, clusters, session.scalars(own).all(), machines, silent_regions(session))
+    silent, buckets = silent_regions(session), bucket_states(session, [row.name])
+    return _region(row, clusters, session.scalars(own).all(), machines, silent, buckets)
 
 
 def _region(
@@ -215,9 +228,11 @@ def _region(
     datacenters: Iterable[Datacenter],
     machines: Iterable[Machine],
     silent: Mapping[str, SilentRegion],
+    buckets: Mapping[str, BucketState],
 ) -> RegionView:
     own = list(machines)
-    missing = silent.get(row.name)
+    bucket = buckets.get(row.name)
+    state, since_s = _state(silent.get(row.name), bucket)
     here = [cluster for cluster in clusters if cluster.region == row.name]
     centers = [
         DatacenterView(
@@ -229,9 +244,18 @@ def _region(
     return RegionView(
         name=row.name, bucket_url=row.bucket_url, storage_bytes=row.storage_bytes, cpu_hours=row.cpu_hours,
         datacenters=centers, clusters=[c.name for c in here], machines=_counts(own), gpus=_slots(own),
-        state="answering" if missing is None else "slow" if missing.slow else "silent",
-        state_since=None if missing is None else datetime.fromtimestamp(missing.since_s, UTC),
+        state=state, state_since=None if since_s is None else datetime.fromtimestamp(since_s, UTC),
+        bucket_error=bucket.error or None if bucket is not None else None,
     )  # fmt: skip
+
+
+def _state(missing: SilentRegion | None, bucket: BucketState | None) -> tuple[str, float | None]:
+    """A region's state, and since when in seconds since 1970: what keeps work from it comes first."""
+    if missing is not None and not missing.slow:
+        return "silent", missing.since_s
+    if bucket is not None and bucket.failing_since_s is not None:
+        return "bucket_unavailable", bucket.failing_since_s
+    return ("answering", None) if missing is None else ("slow", missing.since_s)
 
 
 def _grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[str, list[Machine]]:

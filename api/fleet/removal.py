@@ -15,6 +15,7 @@ from api.problems import Kind, Problem
 from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
+from infra.db.buckets import forget_bucket
 from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Replica, Table, Workload
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
@@ -75,6 +76,7 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
         _refuse(f"region {name}", blockers, "move or remove these first")
         for part in (Cluster, Datacenter):
             session.execute(delete(part).where(part.region == name))
+        forget_bucket(session, name)
         session.delete(row)
         events.record(session, "region.removed", region=name, detail={"by": caller.id})
         write_audit(session, caller, "region.remove", name, bucket_url=row.bucket_url)

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from api.auth import Operator, Role, Viewer
 from api.bodies import Body, JsonOnly, Line, Name
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
@@ -50,9 +51,10 @@ class NewKeyView(KeyView):
 
 
 class KeyList(View):
-    """Keys, oldest first."""
+    """A page of keys, by id."""
 
     items: list[KeyView]
+    next_cursor: NextCursor
 
 
 class IdentityView(View):
@@ -74,11 +76,14 @@ async def whoami(caller: Viewer) -> IdentityView:
 
 
 @router.get("/keys", summary="List API keys")
-def list_keys(state: StateOf, _: Operator) -> KeyList:
+def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> KeyList:
     """All keys, revoked ones too."""
+    wanted = select(ApiKey).order_by(ApiKey.id).limit(limit + 1)
+    if cursor is not None:
+        wanted = wanted.where(ApiKey.id > cursor)
     with state.transaction() as session:
-        rows = session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))
-        return KeyList(items=[KeyView(**_fields(row)) for row in rows])
+        rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.id)
+        return KeyList(items=[KeyView(**_fields(row)) for row in rows], next_cursor=following)
 
 
 @router.get("/keys/{id}", summary="An API key", responses=refusals(404))

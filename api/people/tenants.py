@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, not_found
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
@@ -49,21 +50,24 @@ class TenantView(View):
 
 
 class TenantList(View):
-    """Tenants by name."""
+    """A page of tenants, by name."""
 
     items: list[TenantView]
+    next_cursor: NextCursor
 
 
 @router.get("", summary="List tenants")
-def list_tenants(state: StateOf, caller: Viewer) -> TenantList:
+def list_tenants(state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> TenantList:
     """All tenants; for a key with a tenant, its own."""
     with state.transaction() as session:
-        wanted = select(Tenant).order_by(Tenant.name)
+        wanted = select(Tenant).order_by(Tenant.name).limit(limit + 1)
+        if cursor is not None:
+            wanted = wanted.where(Tenant.name > cursor)
         if caller.tenant is not None:
             wanted = wanted.where(Tenant.name == caller.tenant)
-        rows = session.scalars(wanted).all()
+        rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.name)
         used = _used(session)
-        return TenantList(items=[_view(row, used) for row in rows])
+        return TenantList(items=[_view(row, used) for row in rows], next_cursor=following)
 
 
 @router.get("/{name}", summary="A tenant", responses=refusals(404))
@@ -106,7 +110,7 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         if workloads or keys:
             raise Problem(
                 Kind.CONFLICT,
-                f"tenant {name} still has {workloads} workloads (ended ones stay for a while) and {keys} API keys",
+                f"tenant {name} still has workloads ({workloads}; ended ones stay for a while) or API keys ({keys})",
             )
         for kind in (ApiKey, Secret, Archive):
             session.execute(delete(kind).where(kind.tenant == name))

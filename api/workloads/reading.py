@@ -6,16 +6,19 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
+from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
 from api.workloads.reasons import why_all
 from api.workloads.views import (
+    AllocationList,
     AllocationView,
+    AttemptList,
     AttemptView,
     JobView,
     PlacementView,
@@ -81,10 +84,12 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     return WorkloadDetail(**fields, spec=row.spec, placement=placement)
 
 
-def attempts(session: Session, row: Workload) -> list[AttemptView]:
-    """A workload's attempts, oldest first."""
-    found = session.scalars(select(Attempt).where(Attempt.workload == row.id).order_by(Attempt.attempt))
-    return [
+def attempts(session: Session, row: Workload, limit: int, after: int) -> AttemptList:
+    """At most `limit` of a workload's attempts after the one of this number, oldest first."""
+    own = (Attempt.workload == row.id, Attempt.attempt > after)
+    wanted = select(Attempt).where(*own).order_by(Attempt.attempt).limit(limit + 1)
+    found, following = page(session.scalars(wanted).all(), limit, lambda a: str(a.attempt))
+    items = [
         AttemptView(
             attempt=a.attempt, region=a.region, awarded_at=a.awarded_at, ready_at=a.ready_at, started_at=a.started_at,
             evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
@@ -96,19 +101,25 @@ def attempts(session: Session, row: Workload) -> list[AttemptView]:
         )
         for a in found
     ]  # fmt: skip
+    return AttemptList(items=items, next_cursor=following)
 
 
-def allocations(session: Session, row: Workload) -> list[AllocationView]:
-    """A workload's allocations, oldest first."""
-    found = session.scalars(
-        select(Allocation).where(Allocation.workload == row.id).order_by(Allocation.attempt, Allocation.machine)
-    ).all()
-    attempts = {a.attempt: a for a in session.scalars(select(Attempt).where(Attempt.workload == row.id))}
+def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
+    """At most `limit` of a workload's allocations after that of an attempt on a machine, oldest first."""
+    order = (Allocation.attempt, Allocation.machine)
+    own_rows = select(Allocation).where(Allocation.workload == row.id).order_by(*order)
+    wanted = own_rows.where(tuple_(*order) > tuple_(*after)).limit(limit + 1)
+    found, following = page(session.scalars(wanted).all(), limit, lambda a: f"{a.attempt}:{a.machine}")
+    # Which tasks are on a machine follows from all allocations of the attempt.
+    numbers = {a.attempt for a in found}
+    whole = session.scalars(own_rows.where(Allocation.attempt.in_(numbers))).all()
+    placed = select(Attempt).where(Attempt.workload == row.id, Attempt.attempt.in_(numbers))
+    attempts = {a.attempt: a for a in session.scalars(placed)}
     tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    for number, own in groupby(found, lambda a: a.attempt):
+    for number, own in groupby(whole, lambda a: a.attempt):
         for t in tasks_of(row, attempts[number], own):
             tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
-    return [
+    items = [
         AllocationView(
             attempt=a.attempt, machine=a.machine, slots=bits(a.slots), awaited=bits(a.awaited),
             cpus=a.cpus_milli / 1000, memory_bytes=a.memory_bytes, tasks=tasks[a.attempt, a.machine],
@@ -116,6 +127,7 @@ def allocations(session: Session, row: Workload) -> list[AllocationView]:
         )
         for a in found
     ]  # fmt: skip
+    return AllocationList(items=items, next_cursor=following)
 
 
 def _fields(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[dict[str, Any]]:

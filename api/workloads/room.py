@@ -10,7 +10,6 @@ from api.problems import over_limit
 from domain.phases import QUEUED_PHASES
 from infra.db.models import Workload
 
-_FULL_RETRY_S = 60
 _AT_ONCE = 1000
 """Submissions of a tenant that are in flight at the same time, at most, in all API processes."""
 _FRESH_S = 5.0
@@ -30,8 +29,10 @@ class Room:
     Counting thousands of rows costs as much as a submission, so far from the limit a count is used for some seconds.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, retry_s: int) -> None:
+        """`retry_s`: when a refused submission is to be tried again."""
         self._most = most
+        self._retry_s = retry_s
         self._counts: dict[str, _Count] = {}
 
     def require(self, session: Session, tenant: str) -> None:
@@ -52,10 +53,11 @@ class Room:
             session.execute(lock, {"tenant": tenant})
             queued = self._count(session, tenant)
         if queued >= self._most:
+            workloads = "1 workload" if queued == 1 else f"{queued} workloads"
             raise over_limit(
                 "queued_per_tenant", self._most,
-                f"tenant {tenant} has {queued} workloads in the queue; submit again when some have started",
-                _FULL_RETRY_S,
+                f"tenant {tenant} has {workloads} in the queue; submit again when some have started",
+                self._retry_s,
             )  # fmt: skip
 
     def _count(self, session: Session, tenant: str) -> int:

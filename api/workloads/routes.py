@@ -16,6 +16,7 @@ from api.auth import Submitter, Viewer
 from api.documents.checking import never_held
 from api.documents.schema import DOCUMENT, EXAMPLE
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Limit, NumberCursor
 from api.problems import Kind, Problem, invalid
 from api.state import State, StateOf
 from api.views import reason_view
@@ -33,6 +34,9 @@ MAX_PAGE = 500
 DRY_RUN_TIMEOUT = timedelta(seconds=30)
 _CONNECT_S = 5.0
 _log = logging.getLogger(__name__)
+AllocationCursor = Annotated[
+    str | None, Query(pattern=r"^[0-9]{1,9}:[a-z0-9/-]{0,200}$", description="`next_cursor` of the page before")
+]
 router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
 
 _DOCUMENT_BODY: dict[str, Any] = {
@@ -178,14 +182,19 @@ def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
 
 
 @router.get("/{id}/attempts", summary="A workload's attempts", responses=refusals(404))
-def list_attempts(id: str, state: StateOf, caller: Viewer) -> AttemptList:
+def list_attempts(
+    id: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: NumberCursor = None
+) -> AttemptList:
     """Its placements so far, oldest first, with why each ended."""
     with state.transaction() as session:
-        return AttemptList(items=reading.attempts(session, reading.find(session, caller, id)))
+        return reading.attempts(session, reading.find(session, caller, id), limit, int(cursor or 0))
 
 
 @router.get("/{id}/allocations", summary="A workload's allocations", responses=refusals(404))
-def list_allocations(id: str, state: StateOf, caller: Viewer) -> AllocationList:
+def list_allocations(
+    id: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: AllocationCursor = None
+) -> AllocationList:
     """What it holds, held or was promised on each machine, oldest first."""
     with state.transaction() as session:
-        return AllocationList(items=reading.allocations(session, reading.find(session, caller, id)))
+        number, _, machine = (cursor or "0:").partition(":")
+        return reading.allocations(session, reading.find(session, caller, id), limit, (int(number), machine))

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from api.paging import NextCursor
 from api.views import ReasonView, View
 from domain.phases import Phase
 
@@ -160,9 +161,10 @@ class AttemptView(View):
 
 
 class AttemptList(View):
-    """All attempts, oldest first."""
+    """A page of attempts, oldest first."""
 
     items: list[AttemptView]
+    next_cursor: NextCursor
 
 
 class AllocationView(View):
@@ -181,9 +183,10 @@ class AllocationView(View):
 
 
 class AllocationList(View):
-    """All allocations, oldest first."""
+    """A page of allocations, oldest first."""
 
     items: list[AllocationView]
+    next_cursor: NextCursor
 
 
 class CancelledView(View):

@@ -19,6 +19,9 @@ from infra.stack.temporal import command, find_binary
 from infra.temporal_client import connect
 from tests.activities.temporal import end_all
 from tests.activities.world import World
+from tests.buckets import s3_endpoint, s3_url
+
+__all__ = ["s3_endpoint", "s3_url"]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections import defaultdict
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -185,15 +186,24 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("keys")
-def test_an_attempt_that_is_over_can_still_be_described(world: World) -> None:
-    """Who clears up after a lost workflow finds where an attempt ran; one that never was is an error for good."""
-    workload = world.running(job(tasks=2))
+def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> None:
+    """A successor of a lost workflow finds where tasks may be left, without staging; nothing is written for it."""
+    workload = world.running(job("train", tasks=2), job("log", tasks=1, gpus=0))
     plan, _ = _stage(world, workload)
-    world.release(workload, Phase.PREEMPTED)
-    assert _stage(world, workload)[0].nodes == plan.nodes
-    with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} holds nothing") as caught:
-        _stage(world, workload, 5)
-    assert caught.value.non_retryable
+    world.bucket("r").delete(plan.launch_key)
+    for released in (False, True):
+        if released:
+            world.release(workload, Phase.PREEMPTED)
+            with pytest.raises(ApplicationError, match=f"attempt 1 of {workload} is released") as caught:
+                _stage(world, workload)
+            assert caught.value.non_retryable
+        found = world.launch.stage(StageRequest(workload, 1, winds_up=True))
+        assert replace(found, launch_sha256=plan.launch_sha256) == plan
+        assert world.bucket("r").size(plan.launch_key) is None
+    for winds_up in (False, True):
+        with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} holds nothing") as caught:
+            world.launch.stage(StageRequest(workload, 5, winds_up=winds_up))
+        assert caught.value.non_retryable
 
 
 @pytest.mark.usefixtures("keys")

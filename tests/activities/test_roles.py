@@ -11,7 +11,7 @@ from infra.config import Settings
 from infra.errors import ConfigurationError
 from tests.activities.world import World
 
-ON_AGENTS = {Activity.PREPARE_NODE, Activity.RUN_NODE, Activity.STOP_NODE, Activity.ATTEND}
+ON_AGENTS = {Activity.PREPARE_NODE, Activity.RUN_NODE, Activity.STOP_NODE, Activity.ATTEND, Activity.PROVE_KEY}
 
 
 def _names(activities: list[Any]) -> list[str]:
@@ -23,7 +23,7 @@ def test_every_activity_runs_somewhere(world: World) -> None:
     control = _names(control_activities(world.engine, world.settings, cast(Client, None)))
     region = _names(region_activities(world.engine, world.settings, world.held))
     assert sorted(control + region) == sorted(a.value for a in Activity if a not in ON_AGENTS)
-    assert {Activity.BID, Activity.COPY_CHECKPOINT, Activity.COPY_TABLE} == set(region)
+    assert {Activity.BID, Activity.COPY_CHECKPOINT, Activity.COPY_TABLE, Activity.SCRUB} == set(region)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from domain.phases import Phase
 from infra.config import Settings
 from tests.api.conftest import _fresh, api_process
-from tests.api.world import ARCHIVE, World, archive_of, as_yaml, document, make_world
+from tests.api.world import ARCHIVE, World, as_yaml, document, make_world
 
 SMALL: dict[str, Any] = {
     "header_timeout_s": 1.0, "body_timeout_s": 1.0, "streams_per_key": 3, "streams_per_tenant": 4,
@@ -88,12 +88,12 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str])
 
 
 async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, str]) -> None:
-    """Of 44 parallel archives that unpack to 511 MiB those over the limit get 429; logging in and reading go on."""
+    """Of 12 parallel archives that unpack to 511 MiB those over the limit get 429; logging in and reading go on."""
     member = tarfile.TarInfo("zeros")
     member.size = 511 << 20
     bodies = []
     whole = gzip.compress(member.tobuf() + bytes(511 << 20) + bytes(1024), compresslevel=1)
-    for number in range(44):
+    for number in range(12):
         note = tarfile.TarInfo(f"note-{number}")
         bodies.append(gzip.compress(note.tobuf()) + whole)
     async with user(limited, "vision") as client:
@@ -198,10 +198,17 @@ async def test_queued_workloads_of_a_tenant(limited: tuple[World, str]) -> None:
         assert (await client.post("/v1/workloads", content=as_yaml(document()), headers=headers)).status_code == 202
 
 
+def _stored(content: bytes) -> bytes:
+    """An archive of one file, not compressed, which is quick to make."""
+    member = tarfile.TarInfo("noise")
+    member.size = len(content)
+    return gzip.compress(member.tobuf() + content + bytes(-len(content) % 512 + 1024), compresslevel=0)
+
+
 async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
     """A tenant's archives take so many bytes at most; one that is there may be uploaded again."""
     generator = random.Random(0)
-    bodies = [archive_of({"noise": generator.randbytes(3 << 20).hex()}) for _ in range(6)]
+    bodies = [_stored(generator.randbytes(3 << 20)) for _ in range(6)]
     async with user(limited, "speech") as client:
         answers = [await put(client, body) for body in bodies]
         assert (answers[0].status_code, answers[-1].status_code) == (200, 429)
@@ -242,11 +249,15 @@ def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> N
         connection.sendall(HALF_SENT[what].replace(b"{key}", authorization))
         got, deadline_s = b"", time.monotonic() + 30
         while time.monotonic() < deadline_s:
-            with contextlib.suppress(TimeoutError):
+            try:
                 part = connection.recv(65536)
-                got += part
-                if not part:
-                    break
+            except TimeoutError:
+                part = None
+            except ConnectionResetError:
+                break  # It was closed while the next byte was on its way.
+            if part == b"":
+                break
+            got += part or b""
             with contextlib.suppress(OSError):
                 if what != "nothing":
                     connection.sendall(b"x")

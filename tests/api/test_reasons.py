@@ -69,7 +69,7 @@ async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
     world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0)
     reason = (await get(world, f"/v1/workloads/{id_}"))["reason"]
     assert reason["code"] == "running"
-    assert reason["sentence"] == "attempt 1 runs in north since 2026-01-01T00:00:00+00:00"
+    assert reason["sentence"] == "attempt 1 has run in north since 2026-01-01T00:00:00+00:00"
 
 
 async def test_a_scan_that_does_not_come_is_named(world: World) -> None:

@@ -73,7 +73,7 @@ async def test_why_a_workload_waits(world: World) -> None:
     assert (why["position"], why["of"], why["rank"], why["over_quota"], why["credit"]) == (2, 2, 8, True, 0.25)
     assert why["summary"] == (
         "pending: waits at position 2 of 2, over quota: tenant vision uses 8 of 8 a100 and this needs 2 more; region "
-        "north can place 1 of 2 tasks of job trainer now, evicting 0 workloads of lower priority included"
+        "north can now place 1 of 2 tasks of job trainer; no workload of lower priority can be evicted"
     )
 
 
@@ -110,14 +110,14 @@ async def test_why_a_preempted_workload_waits(world: World) -> None:
 
 SUMMARIES = [
     (Phase.PLACING, Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": "wl-a, wl-b"}),
-     "placing: waits until wl-a, wl-b give up their slots"),
+     "placing: waits for the slots of wl-a, wl-b, which it evicts"),
     (Phase.PLACING, None, "placing: waits for slots in north"),
     (Phase.MIGRATING, Reason(ReasonCode.COPYING_CHECKPOINT, {"source": "south", "region": "north"}),
      "migrating: its checkpoint is being copied from south to north"),
     (Phase.PROVISIONING, Reason(ReasonCode.STARTING_TASKS, {"tasks": 2, "machines": 1}),
      "provisioning: starting 2 tasks on 1 machine"),
     (Phase.RUNNING, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}),
-     "running: attempt 1 runs in north since 2026-01-01T00:00:00+00:00"),
+     "running: attempt 1 has run in north since 2026-01-01T00:00:00+00:00"),
     (Phase.CHECKPOINTING, EVICTED,
      "checkpointing: saves a checkpoint in north and stops: evicted by wl-x (rank 1 against 3)"),
 ]  # fmt: skip
@@ -141,7 +141,7 @@ ENDS = [
     (Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": 2}),
      "succeeded: all 2 tasks ended with exit code 0 (after 1 attempt)"),
     (Phase.FAILED, Reason(ReasonCode.MAX_RUNTIME, {"ran_s": 61, "limit_s": 60}),
-     "failed: ran for 61 s of the 60 s that it allows (after 1 attempt)"),
+     "failed: ran for 61 s; its maximum runtime is 60 s (after 1 attempt)"),
     (Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, {"by": "key-vision"}),
      "cancelled: cancelled by key-vision (after 1 attempt)"),
 ]  # fmt: skip

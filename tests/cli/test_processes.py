@@ -10,18 +10,22 @@ import struct
 import subprocess
 import sys
 import termios
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from domain.phases import Phase
+from infra.config import LimitSettings
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client
 from mizzen.client.contexts import Context, Contexts, save_contexts
-from tests.cli.service import DOCUMENT, DONE, Service
+from tests.cli.service import DOCUMENT, DONE, Service, serving
 
 MIZZEN = [sys.executable, "-m", "mizzen.cli.main"]
 TIMEOUT_S = 30
@@ -201,3 +205,57 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
     assert completed("mizzen machines un", service.url) == ["plain,uncordon", "plain,undrain"]
     save_contexts(Contexts("lab", {"lab": Context(service.url)}))
     assert completed("mizzen contexts use l", "") == ["plain,lab"]
+
+
+@pytest.fixture
+def narrow(service: Service) -> Iterator[Service]:
+    """An API on a database of its own, of which a tenant's queue holds two workloads."""
+    folder = service.folder / uuid.uuid4().hex
+    folder.mkdir()
+    limits = LimitSettings(queued_per_tenant=2, full_queue_retry_s=1)
+    settings = service.settings.model_copy(update={"limits": limits})
+    with transaction(service.engine) as session:
+        session.execute(update(Workload).where(Workload.finished_at.is_(None)).values(phase="running"))
+    with serving(settings) as port:
+        yield replace(service, settings=settings, port=port)
+
+
+def sweep(tmp_path: Path, name: str) -> str:
+    """A file of four documents."""
+    file = tmp_path / "sweep.yaml"
+    file.write_text("\n---\n".join(json.dumps({**DOCUMENT, "name": f"{name}-{n}"}) for n in range(4)))
+    return str(file)
+
+
+def submitted(service: Service, name: str) -> list[str]:
+    """Ids of a sweep's workloads, in the order of submission."""
+    with transaction(service.engine) as session:
+        found = select(Workload.id).where(Workload.name.startswith(f"{name}-")).order_by(Workload.name)
+        return list(session.scalars(found))
+
+
+def test_a_sweep_waits_for_room_in_the_queue(narrow: Service, tmp_path: Path) -> None:
+    """Two of four workloads fit the queue: the command says so, waits, and submits the rest when these have started."""
+    process = start(narrow, "submit", "--patience", "0.5", sweep(tmp_path, "sweep"))
+    assert process.stderr is not None
+    said = process.stderr.readline()
+    assert "tenant vision has 2 workloads in the queue" in said and "trying for 1d more" in said
+    for id_ in submitted(narrow, "sweep"):
+        narrow.become(id_, Phase.RUNNING)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out.split()) == (0, submitted(narrow, "sweep"))
+    assert len(out.split()) == 4
+
+
+def test_ctrl_c_while_waiting_for_room_tells_what_was_submitted(narrow: Service, tmp_path: Path) -> None:
+    """The ids of what was submitted are printed; asked not to wait, the command fails at once with 6."""
+    file = sweep(tmp_path, "cut")
+    process = start(narrow, "submit", file)
+    assert process.stderr is not None and "has 2 workloads" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out.split()) == (130, submitted(narrow, "cut"))
+    assert "2 of 4 documents submitted" in err and "Traceback" not in err
+    process = start(narrow, "submit", "--wait-for-room", "0", file)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 6

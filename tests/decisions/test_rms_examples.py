@@ -328,8 +328,8 @@ def test_insufficient_capacity_in_numbers() -> None:
     answer = bid(region(machines, workloads), request(gpu_job(2, 1, name="one"), gpu_job(5, 1, name="two"), rank=2))
     (reason,) = answer.reasons
     assert str(reason) == (
-        "insufficient_capacity: region here can place 4 of 5 tasks of job two now, evicting 2 workloads of lower"
-        " priority included"
+        "insufficient_capacity: region here can now place 4 of 5 tasks of job two, even if it evicts 2 workloads"
+        " of lower priority"
     )
 
 

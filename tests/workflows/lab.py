@@ -61,6 +61,8 @@ class Facts:
     details: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     """The numbers of these reasons."""
     staged: list[StageRequest] = field(default_factory=list)
+    is_released: bool = False
+    """The attempt is released in Postgres: staging is refused."""
     staged_here: list[int] = field(default_factory=list)
     copies: list[CheckpointCopy] = field(default_factory=list)
     releases: list[ReleaseRequest] = field(default_factory=list)
@@ -194,8 +196,11 @@ class Lab:
 
     @activity.defn(name=Activity.STAGE.value)
     async def stage(self, request: StageRequest) -> LaunchPlan:
-        await self._facts[request.workload_id].fail_or_wait(Activity.STAGE)
-        return self._facts[request.workload_id].stage(request)
+        facts = self._facts[request.workload_id]
+        await facts.fail_or_wait(Activity.STAGE)
+        if facts.is_released and not request.winds_up:
+            raise ApplicationError("it is released", type="ReleasedAttempt", non_retryable=True)
+        return facts.stage(request)
 
     @activity.defn(name=Activity.STAGED_HERE.value)
     async def staged_here(self, request: StageRequest) -> None:

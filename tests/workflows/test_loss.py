@@ -256,6 +256,17 @@ async def test_an_attempt_that_agents_refuse_as_stopped_is_wound_up(life: Life) 
     await wound_up(life, stopping=False)
 
 
+@goes(*RUNNING, LEFTOVER)
+async def test_a_released_attempt_is_stopped_without_staging_it(life: Life) -> None:
+    """A successor that comes after the release cannot stage the attempt again, and stops what is left of it."""
+    await running(life)
+    await life.handle.terminate()
+    life.facts.is_released = True
+    await replaced(life)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+
+
 async def wound_up(life: Life, *, stopping: bool) -> None:
     """A gang that was told to stop before its workflow was gone."""
     await running(life)

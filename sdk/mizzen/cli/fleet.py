@@ -36,7 +36,8 @@ _PLACE_COLUMNS = (
 
 def _answers(region: Mapping[str, Any]) -> str:
     state, since = region.get("state", "answering"), region.get("state_since")
-    return f"{state} for {words.between(since, None)}" if since else str(state)
+    shown = str(state).replace("_", " ")
+    return f"{shown} for {words.between(since, None)}" if since else shown
 
 
 _REGION_COLUMNS = (
@@ -47,6 +48,7 @@ _REGION_COLUMNS = (
     Column("STORAGE", lambda r: None if r["storage_bytes"] is None else words.size(r["storage_bytes"]), drop=3),
     Column("CPU HOURS", lambda r: words.pairs(r["cpu_hours"]), wide=True),
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
+    Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
 )
 _CLUSTER_COLUMNS = (
     Column("REGION", lambda c: c["region"]),

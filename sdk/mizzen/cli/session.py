@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
 _NOTICE_EVERY_S = 10.0
+_LONG_S = 120.0
 _COMPLETION_S = 1.0
 _COMPLETED = 200
 
@@ -33,6 +34,8 @@ class Session:
     output: str = "table"
     context: str | None = None
     patience_s: float = 30.0
+    room_patience_s: float | None = None
+    """None: the client's default."""
     _client: "Client | None" = None
     _noticed_at_s: float = field(default=float("-inf"))
 
@@ -40,8 +43,9 @@ class Session:
     def client(self) -> "Client":
         """The client for the chosen context."""
         if self._client is None:
+            room = {} if self.room_patience_s is None else {"room_patience_s": self.room_patience_s}
             self._client = client_class().from_environment(
-                self.context, patience_s=self.patience_s, on_retry=self._notice, on_expiry=say_expiry
+                self.context, patience_s=self.patience_s, on_retry=self._notice, on_expiry=say_expiry, **room
             )
             click.get_current_context().call_on_close(self._client.close)
         return self._client
@@ -55,7 +59,7 @@ class Session:
     def _notice(self, error: str, left_s: float) -> None:
         if time.monotonic() >= self._noticed_at_s + _NOTICE_EVERY_S:
             self._noticed_at_s = time.monotonic()
-            say(f"{error}; trying for {left_s:.0f} s more")
+            say(f"{error}; trying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
 
     def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
         """`act` on the id of each reference. One that fails is reported and does not stop the others.

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 @click.option("-f", "--follow", is_flag=True, help="Print the logs until it has ended.")
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all have ended.")
 @click.option("--idempotency-key", metavar="KEY", help="Submitted again with the same key, it is the same workload.")
+@click.option(
+    "--wait-for-room",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to wait while the tenant's queue is full (default: 86400, a day; 0: fail at once).",
+)
 @click.pass_obj
 def submit(
     session: Session,
@@ -42,6 +48,7 @@ def submit(
     follow: bool,
     wait_: bool,
     idempotency_key: str | None,
+    wait_for_room: float | None,
 ) -> None:
     """Submit workload documents.
 
@@ -49,6 +56,7 @@ def submit(
     which is packed and uploaded, without what its .mizzenignore lists. With several documents nothing is submitted
     unless all are valid.
     """
+    session.room_patience_s = wait_for_room
     documents = _read(files)
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow are for one document at a time")
@@ -71,6 +79,12 @@ def submit(
             if workloads:
                 emit_list(session, workloads, WORKLOAD_COLUMNS)
             finish(exit_of(error))
+        except KeyboardInterrupt:
+            if workloads:
+                emit_list(session, workloads, WORKLOAD_COLUMNS)
+            interrupted(
+                f"{len(workloads)} of {words.plural(len(documents), 'document')} submitted, up to {document.source}"
+            )
     if follow:
         _follow(session, workloads[0])
     elif wait_:

@@ -20,12 +20,13 @@ class Calls:
     def _items(self, *parts: str, params: Params | None = None) -> list[Any]:
         return cast(list[Any], self._call("GET", *parts, params=params)["items"])
 
-    def _pages(self, path: str, params: dict[str, Any], limit: int | None) -> Iterator[Any]:
+    def _pages(self, path: str | tuple[str, ...], params: dict[str, Any], limit: int | None) -> Iterator[Any]:
+        parts = path.split("/") if isinstance(path, str) else path
         left = limit
         cursor = None
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
-            page = self._call("GET", *path.split("/"), params={**params, "limit": size, "cursor": cursor})
+            page = self._call("GET", *parts, params={**params, "limit": size, "cursor": cursor})
             items = page["items"] if left is None else page["items"][:left]
             yield from items
             left = None if left is None else left - len(items)

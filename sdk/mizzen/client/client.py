@@ -23,10 +23,15 @@ _POLL_LONGEST_S = 3.0
 _POLLS_PER_S = 20.0
 
 
+ROOM_PATIENCE_S = 86400.0
+"""How long a submission waits for room in a full queue unless told otherwise: a day."""
+
+
 class Client(Data):
     """Talks to one API. Methods raise `mizzen.client.errors.ClientError`s and return the API's JSON (`views`).
 
-    `patience_s` is how long a call is tried again while the API is unreachable or busy; waiting and following, which
+    `patience_s` is how long a call is tried again while the API is unreachable or busy. A submission waits for up to
+    `room_patience_s` while its tenant's queue is full; 0: it fails at once. Waiting and following, which
     may go on for days, are patient for `follow_patience_s` after each sign of life. `on_retry` gets the error and the
     seconds left, `on_expiry` (once) the time at which the key expires, if that is soon. A connection that is silent for
     `answer_s` counts as lost. Use it as a context manager, or `close` it.
@@ -38,12 +43,14 @@ class Client(Data):
         api_key: str | None = None,
         *,
         patience_s: float = 30.0,
+        room_patience_s: float = ROOM_PATIENCE_S,
         follow_patience_s: float = 600.0,
         answer_s: float = 60.0,
         on_retry: Callable[[str, float], None] | None = None,
         on_expiry: Callable[[str], None] | None = None,
     ) -> None:
         self._transport = Transport(url, api_key, patience_s, answer_s, on_retry, on_expiry)
+        self._room_patience_s = room_patience_s
         self._follow_patience_s = follow_patience_s
 
     @classmethod
@@ -81,7 +88,7 @@ class Client(Data):
         However often it is tried, one call makes one workload: an Idempotency-Key is always sent, a new one by default.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        answer = self._send(document, workdir, headers=headers)
+        answer = self._send(document, workdir, headers=headers, room_patience_s=self._room_patience_s)
         return cast(views.Submitted, answer)
 
     def dry_run(
@@ -141,11 +148,11 @@ class Client(Data):
 
     def attempts(self, workload_id: str) -> list[views.Attempt]:
         """Its placements so far, oldest first."""
-        return self._items("workloads", workload_id, "attempts")
+        return list(self._pages(("workloads", workload_id, "attempts"), {}, None))
 
     def allocations(self, workload_id: str) -> list[views.Allocation]:
         """What it holds and held on which machines, oldest first."""
-        return self._items("workloads", workload_id, "allocations")
+        return list(self._pages(("workloads", workload_id, "allocations"), {}, None))
 
     def cancel(self, workload_id: str) -> views.Workload:
         """Ask it to end, in whatever phase it is. One that has ended otherwise is a `Conflict`."""
@@ -277,7 +284,7 @@ class Client(Data):
 
     def tenants(self) -> list[views.Tenant]:
         """All tenants, or the key's own."""
-        return self._items("tenants")
+        return list(self._pages("tenants", {}, None))
 
     def tenant(self, name: str) -> views.Tenant:
         """One tenant."""
@@ -305,8 +312,8 @@ class Client(Data):
         self._call("DELETE", "tenants", tenant, "secrets", name)
 
     def keys(self) -> list[views.Key]:
-        """The API keys, without the keys themselves."""
-        return self._items("keys")
+        """The API keys, oldest first, without the keys themselves."""
+        return sorted(self._pages("keys", {}, None), key=lambda key: (key["created_at"], key["id"]))
 
     def create_key(
         self, role: str, tenant: str | None = None, label: str = "", expires_in_s: int | None = None
@@ -327,7 +334,7 @@ class Client(Data):
 
     def regions(self) -> list[views.Region]:
         """The regions."""
-        return self._items("regions")
+        return list(self._pages("regions", {}, None))
 
     def snapshot(self) -> Mapping[str, Any]:
         """Fleet, tenants and live workloads at one moment, from which `mizzen simulate --from-live` starts."""

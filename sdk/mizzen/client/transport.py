@@ -1,7 +1,8 @@
 """HTTP to the API: what is tried again, for how long, and which error comes of what.
 
 Whatever may be sent twice is sent again after a lost connection or an answer of 429, 502, 503 or 504, with growing
-pauses, until `patience_s` is over. The rest is only sent again where the first try surely did not arrive.
+pauses, until `patience_s` is over; a submission that finds its tenant's queue full waits for room for longer. The rest
+is only sent again where the first try surely did not arrive.
 """
 
 import json
@@ -20,6 +21,8 @@ from mizzen.client.errors import ApiError, NotConfigured, Unreachable, api_error
 Params = Mapping[str, str | int | list[str] | None]
 
 _PASSING = frozenset({429, 502, 503, 504})
+_ROOM = "limits.queued_per_tenant"
+"""The limit whose 429 ends when queued workloads start: after minutes or hours."""
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -115,18 +118,21 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         idempotent: bool | None = None,
         patience_s: float | None = None,
+        room_patience_s: float | None = None,
     ) -> Any:
         """The answer's JSON; None where it is empty. `idempotent` defaults to what the method promises.
+
+        `room_patience_s` is how long a full queue of the tenant is waited for; None: as long as anything else.
 
         Raises:
             ApiError: the API answered with a problem.
             Unreachable: no answer within `patience_s`, or one that is not JSON.
         """
         again = method in _IDEMPOTENT if idempotent is None else idempotent
-        pauses = self.pauses(patience_s)
+        usual, room = self.pauses(patience_s), self.pauses(room_patience_s)
         lost = False
         while True:
-            at_least_s = 0.0
+            at_least_s, pauses = 0.0, usual
             try:
                 response = self._http.request(
                     method, path, params=_present(params), json=body, content=content, headers=headers
@@ -140,6 +146,9 @@ class Transport:
                 if not (again and response.status_code in _PASSING):
                     raise failure
                 at_least_s = _retry_after_s(response)
+                if room_patience_s is not None and _is_full(failure):
+                    usual.succeeded()
+                    pauses = room
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = self._unreachable(error)
             except httpx.HTTPError as error:
@@ -218,6 +227,11 @@ def _problem(response: httpx.Response) -> ApiError:
     if not isinstance(body, dict):
         body = {"title": f"{response.status_code} {response.reason_phrase}", "detail": str(response.url)}
     return api_error(response.status_code, body)
+
+
+def _is_full(failure: Exception) -> bool:
+    limit = failure.body.get("limit") if isinstance(failure, ApiError) else None
+    return isinstance(limit, Mapping) and limit.get("name") == _ROOM
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -335,8 +335,9 @@ class Region(TypedDict):
     machines: MachineCounts
     gpus: dict[str, Slots]
     state: str
-    """`answering`, `slow` or `silent`."""
+    """`answering`, `slow`, `silent` or `bucket_unavailable`."""
     state_since: str | None
+    bucket_error: str | None
 
 
 class Cluster(TypedDict):

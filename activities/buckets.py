@@ -1,0 +1,156 @@
+"""Checks of a region's bucket, beside the bidding: a region whose bucket does not answer gets no work until it does.
+
+The first check puts a small marker object into the bucket. Later ones read it. So a bucket that was removed, emptied or
+replaced, a folder that is not mounted, and a store that refuses or hangs all fail the check; and a folder that others
+create anew is not taken for the bucket that it was.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+
+from auction.silence import Backoff
+from domain import ids
+from infra.config import BucketSettings
+from infra.db.buckets import BucketState, bucket_states, publish_bucket
+from infra.db.models import Region
+from infra.db.session import transaction
+from mizzen.objects.store import MissingObject, ObjectStore, open_store
+
+_log = logging.getLogger(__name__)
+_MARKER = (
+    b"mizzen reads this object to see that the bucket answers; see docs/operating.md, Buckets that do not answer\n"
+)
+_ERROR_CHARACTERS = 300
+
+
+@dataclass
+class _Probe:
+    """A check that is under way in a thread of its own, which may hang for as long as the store does."""
+
+    url: str
+    done: "Future[None]"
+
+
+class BucketCheck:
+    """Checks one region's bucket again and again. At most one thread at a time waits for the store."""
+
+    def __init__(self, engine: Engine, settings: BucketSettings, region: str) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._region = region
+        self._backoff = Backoff(settings.retry_s, settings.retry_max_s)
+        self._failures = 0
+        """In a row."""
+        self._probe: _Probe | None = None
+        self._store: tuple[str, ObjectStore] | None = None
+        """The newest URL, and its opened store."""
+
+    async def run(self) -> None:
+        """Checks until cancelled."""
+        while True:
+            try:
+                pause_s = await self.check()
+            except Exception as error:  # Postgres is away, or being migrated.
+                _log.warning("the bucket of region %s was not checked: %s", self._region, error)
+                pause_s = self._settings.interval_s
+            await asyncio.sleep(pause_s)
+
+    async def check(self) -> float:
+        """Checks once, and publishes what has changed; in how many seconds it is to be checked again.
+
+        Raises:
+            SQLAlchemyError: Postgres does not answer.
+        """
+        known = await asyncio.to_thread(self._known)
+        if known is None:
+            return self._settings.interval_s
+        error = await self._ask(known)
+        if error is None:
+            self._failures = 0
+            await asyncio.to_thread(self._tell, BucketState(known.url, is_marked=True))
+            return self._settings.interval_s
+        self._failures += 1
+        if known.failing_since_s is not None or self._failures >= self._settings.failures:
+            await asyncio.to_thread(self._tell, replace(known, error=error))
+        return self._backoff.pause_s(self._failures)
+
+    def _known(self) -> BucketState | None:
+        """What was published of the region's bucket; None: the region is not there."""
+        with transaction(self._engine) as session:
+            url = session.scalar(select(Region.bucket_url).where(Region.name == self._region))
+            if url is None:
+                return None
+            found = bucket_states(session, [self._region]).get(self._region)
+        return found if found is not None and found.url == url else BucketState(url)
+
+    async def _ask(self, known: BucketState) -> str | None:
+        """What is wrong with the bucket; None: nothing."""
+        probe = self._probe
+        if probe is None or probe.done.done() or probe.url != known.url:
+            probe = self._probe = _Probe(known.url, _in_thread(lambda: self._look(known)))
+        answer = asyncio.wrap_future(probe.done)
+        # Not `wait_for`: the thread cannot be cancelled, and the next check takes its answer.
+        await asyncio.wait([answer], timeout=self._settings.timeout_s)
+        if not answer.done():
+            return f"no answer within {self._settings.timeout_s:g} s"
+        failure = answer.exception()
+        return None if failure is None else (str(failure) or type(failure).__name__)[:_ERROR_CHARACTERS]
+
+    def _look(self, known: BucketState) -> None:
+        if self._store is None or self._store[0] != known.url:
+            self._store = known.url, open_store(known.url)
+        key, store = ids.bucket_marker_key(self._region), self._store[1]
+        if not known.is_marked:
+            store.put(key, _MARKER)
+            return
+        try:
+            store.get(key)
+        except MissingObject:
+            message = f"its marker object {key} is not there: the bucket was removed, emptied or replaced"
+            raise MissingObject(message) from None
+
+    def _tell(self, state: BucketState) -> None:
+        """Publishes and logs what is new."""
+        with transaction(self._engine) as session:
+            before = bucket_states(session, [self._region]).get(self._region)
+            if state.error and state.failing_since_s is None:
+                state = replace(state, failing_since_s=_now_s(session))
+            if state == before:
+                return
+            publish_bucket(session, self._region, state)
+        was_failing = before is not None and before.failing_since_s is not None
+        if state.error and not was_failing:
+            _log.warning(
+                "the bucket of region %s does not answer: %s; nothing is placed there until it does",
+                self._region, state.error,
+            )  # fmt: skip
+        elif not state.error and was_failing:
+            _log.warning("the bucket of region %s answers again", self._region)
+
+
+def _now_s(session: Session) -> float:
+    return float(session.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+
+def _in_thread(work: Callable[[], None]) -> "Future[None]":
+    """Carries `work` out in a thread that keeps no process from ending."""
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="bucket check", daemon=True).start()
+    return done

@@ -1,0 +1,72 @@
+"""Sentences of reasons: singular and plural for 0, 1 and many, and no field left unfilled."""
+
+import pytest
+
+from domain.reasons import Reason, ReasonCode
+
+SENTENCES = [
+    (ReasonCode.COMPLETED, {"tasks": 1}, "its task ended with exit code 0"),
+    (ReasonCode.COMPLETED, {"tasks": 2}, "all 2 tasks ended with exit code 0"),
+    (
+        ReasonCode.RETRIES_EXHAUSTED,
+        {"task": "a/0", "status": "exit code 3", "retries": 0},
+        "task a/0 ended with exit code 3 and no retries are allowed",
+    ),
+    (
+        ReasonCode.RETRIES_EXHAUSTED,
+        {"task": "a/0", "status": "exit code 3", "retries": 1},
+        "task a/0 ended with exit code 3 and its 1 retry is used up",
+    ),
+    (
+        ReasonCode.RETRIES_EXHAUSTED,
+        {"task": "a/0", "status": "exit code 3", "retries": 2},
+        "task a/0 ended with exit code 3 and all 2 retries are used up",
+    ),
+    (ReasonCode.AWARDED, {"region": "r", "machines": 1, "victims": 0}, "placed in r on 1 machine"),
+    (ReasonCode.AWARDED, {"region": "r", "machines": 1, "victims": 1}, "placed in r on 1 machine, evicting 1 workload"),
+    (
+        ReasonCode.AWARDED,
+        {"region": "r", "machines": 2, "victims": 21},
+        "placed in r on 2 machines, evicting 21 workloads",
+    ),
+    (ReasonCode.STARTING_TASKS, {"tasks": 1, "machines": 1}, "starting 1 task on 1 machine"),
+    (ReasonCode.STARTING_TASKS, {"tasks": 11, "machines": 2}, "starting 11 tasks on 2 machines"),
+    (
+        ReasonCode.INSUFFICIENT_CAPACITY,
+        {"region": "r", "placeable": 0, "tasks": 1, "job": "j", "evictable": 0},
+        "region r can now place 0 of 1 task of job j; no workload of lower priority can be evicted",
+    ),
+    (
+        ReasonCode.INSUFFICIENT_CAPACITY,
+        {"region": "r", "placeable": 1, "tasks": 3, "job": "j", "evictable": 1},
+        "region r can now place 1 of 3 tasks of job j, even if it evicts 1 workload of lower priority",
+    ),
+    (
+        ReasonCode.KEEPS_FAILING_GANGS,
+        {"failures": 1, "workload": "wl-1"},
+        "1 workload lost tasks or failed to start them here; the last was wl-1",
+    ),
+    (
+        ReasonCode.KEEPS_FAILING_GANGS,
+        {"failures": 3, "workload": "wl-1"},
+        "3 workloads in a row lost tasks or failed to start them here; the last was wl-1",
+    ),
+    (
+        ReasonCode.REPLICATING_DATA,
+        {"table": "t", "region": "r", "done_bytes": 0, "total_bytes": 1},
+        "table t is being copied to r: 0 of 1 byte",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "detail", "sentence"), SENTENCES)
+def test_numbers_and_nouns_agree(code: ReasonCode, detail: dict[str, object], sentence: str) -> None:
+    """The noun has the number's form."""
+    assert Reason(code, detail).sentence == sentence
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_code_has_a_sentence(code: ReasonCode) -> None:
+    """Also without details, as old rows may lack them: a field that is missing is a question mark."""
+    sentence = Reason(code, {"victims": ["a", "b"]}).sentence
+    assert sentence and not set(sentence) & set("{}|#")
