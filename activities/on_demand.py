@@ -15,7 +15,13 @@ from infra.db.catalogue import NoRoom, can_read, no_room, ready_replicas, want_r
 from infra.db.models import Replica, Table, Workload
 
 _NOT_ABOUT_DATA = frozenset(
-    {ReasonCode.NO_HARDWARE, ReasonCode.REGION_EXCLUDED, ReasonCode.REGION_UNREACHABLE, ReasonCode.REGION_SILENT}
+    {
+        ReasonCode.NO_HARDWARE,
+        ReasonCode.REGION_EXCLUDED,
+        ReasonCode.REGION_UNREACHABLE,
+        ReasonCode.REGION_SILENT,
+        ReasonCode.BUCKET_UNAVAILABLE,
+    }
 )
 _ABOUT_DATA = frozenset({ReasonCode.DATA_NOT_HERE, ReasonCode.DATA_STALE})
 
