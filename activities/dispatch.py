@@ -198,22 +198,23 @@ class Dispatcher:
             raise _Undeliverable(f"{type(error).__name__}: {error}") from error
         await deliver
 
-    async def _start(self, workload: str) -> bool:
-        """Starts a live workload's workflow, if it does not run; False: the workload has ended.
+    async def _start(self, workload: str) -> bool | None:
+        """Starts a live workload's workflow; False: it runs already, None: the workload has ended.
 
         With the state that Postgres has by now, not that of the moment in which the mail was written.
         """
         start = await in_thread(self._read_start, workload)
-        if start is None:
-            return False
-        await start_workflow(self._client, start)
-        return True
+        return None if start is None else await start_workflow(self._client, start)
 
     def _read_start(self, workload: str) -> Start | None:
         with transaction(self._engine) as session:
             return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
+        # What only waits in the queue has no workflow: the first award starts it, as one whose attempt is placed.
+        is_first = mail.kind == MailKind.AWARDED and mail.attempt == 1
+        if is_first and await self._start(workload) is not False:
+            return
         handle = self._client.get_workflow_handle(ids.workload_workflow_id(workload))
         try:
             await handle.signal("mail", mail)
@@ -221,7 +222,7 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
-            if await self._start(workload):
+            if await self._start(workload) is not None:
                 await handle.signal("mail", mail)
 
     async def _unconfirmed(self, machine_workflow: str, run: str, grace_s: float) -> None:

@@ -88,8 +88,8 @@ def _in_a_row(codes: Sequence[str | None], code: ReasonCode) -> int:
     return len(list(takewhile(lambda found: found == code.value, codes)))
 
 
-async def start_workflow(client: Client, start: Start) -> None:
-    """Starts the workflow, if it does not run."""
+async def start_workflow(client: Client, start: Start) -> bool:
+    """Starts the workflow; False: it runs already."""
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(SearchAttributeKey.for_int(name), value)
         if isinstance(value, int)
@@ -108,4 +108,5 @@ async def start_workflow(client: Client, start: Start) -> None:
             memo=start.memo,
         )
     except WorkflowAlreadyStartedError:
-        return
+        return False
+    return True

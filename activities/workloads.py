@@ -146,6 +146,8 @@ class WorkloadActivities:
             row = locked(session, request.workload_id)
             if row.attempt != request.attempt:
                 return False
+            if row.finished_at is not None:
+                return True  # It was queued, and was ended without its workflow (`infra.db.ending`).
             reason, now = request.reason, None
             if phase is Phase.RUNNING:
                 now = session.execute(select(func.clock_timestamp())).scalar_one()
