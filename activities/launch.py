@@ -108,6 +108,7 @@ class LaunchActivities:
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
             launch_sha256=hashlib.sha256(document).hexdigest(),
+            starts_at_once=len(allocations) == 1 and spec.workdir is None,
         )
 
     def _hazard(self, session: Session, region: str) -> float | None:
