@@ -31,6 +31,8 @@ _AT_ONCE = 16
 _POLL_S = 2.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
 _REST_S = 1.0
+_WAKES_S = 0.1
+"""The scheduler is woken at most so often: a pass sees all that was committed before it, and costs the same for one."""
 _LONGEST_REST_S = 60.0
 """A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
@@ -85,12 +87,17 @@ class Dispatcher:
                     _log.warning("outbox: %s; trying again", error)
                     await asyncio.sleep(0.5)
                 try:
-                    await asyncio.wait_for(self._due.wait(), _POLL_S)
+                    await asyncio.wait_for(self._due.wait(), self._until_due_s())
                 except TimeoutError:
                     continue
         finally:
             listener.cancel()
             await asyncio.wait([listener])
+
+    def _until_due_s(self) -> float:
+        """When to look again without being told: soon after a wake, since another one may have had to wait."""
+        wake = self._resting.get("wake")
+        return _POLL_S if wake is None else min(_POLL_S, max(0.01, wake.until_s - time.monotonic()))
 
     async def _listen(self) -> None:
         while True:
@@ -106,6 +113,8 @@ class Dispatcher:
         """Delivers what is due; whether there may be more at once."""
         now_s = time.monotonic()
         self._alive()
+        if (wake := self._resting.get("wake")) is not None and wake.until_s <= now_s and wake.length_s < _REST_S:
+            del self._resting["wake"]
         rows = await in_thread(self._claim, [who for who, rest in self._resting.items() if rest.until_s > now_s])
         gate = asyncio.Semaphore(_AT_ONCE)
         by_receiver: dict[str, list[_Row]] = {}
@@ -141,6 +150,8 @@ class Dispatcher:
         """
         if failure is None:
             self._resting.pop(receiver, None)
+            if receiver == "wake":
+                self._resting["wake"] = _Rest(time.monotonic() + _WAKES_S, _REST_S / 2)
             return
         away = failure.status in _AWAY if isinstance(failure, RPCError) else isinstance(failure, DBAPIError)
         if away or not isinstance(failure, Exception):
@@ -198,22 +209,23 @@ class Dispatcher:
             raise _Undeliverable(f"{type(error).__name__}: {error}") from error
         await deliver
 
-    async def _start(self, workload: str) -> bool:
-        """Starts a live workload's workflow, if it does not run; False: the workload has ended.
+    async def _start(self, workload: str) -> bool | None:
+        """Starts a live workload's workflow; False: it runs already, None: the workload has ended.
 
         With the state that Postgres has by now, not that of the moment in which the mail was written.
         """
         start = await in_thread(self._read_start, workload)
-        if start is None:
-            return False
-        await start_workflow(self._client, start)
-        return True
+        return None if start is None else await start_workflow(self._client, start)
 
     def _read_start(self, workload: str) -> Start | None:
         with transaction(self._engine) as session:
             return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
+        # What only waits in the queue has no workflow: the first award starts it, as one whose attempt is placed.
+        is_first = mail.kind == MailKind.AWARDED and mail.attempt == 1
+        if is_first and await self._start(workload) is not False:
+            return
         handle = self._client.get_workflow_handle(ids.workload_workflow_id(workload))
         try:
             await handle.signal("mail", mail)
@@ -221,7 +233,7 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
-            if await self._start(workload):
+            if await self._start(workload) is not None:
                 await handle.signal("mail", mail)
 
     async def _unconfirmed(self, machine_workflow: str, run: str, grace_s: float) -> None:

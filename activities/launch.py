@@ -143,6 +143,7 @@ class LaunchActivities:
             retries=spec.limits.retries,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
+            starts_at_once=len(allocations) == 1 and spec.workdir is None,
         )
 
     def _hazard(self, session: Session, region: str) -> float | None:

@@ -8,7 +8,8 @@ handful of calls, whatever the size of the queue:
 2. The workflows that believe their workload to be placed are listed, with the phase and attempt that they show, and
    compared with the rows of placed workloads. A queued workload needs no comparison: whatever its workflow believes,
    the mail of the next award has a newer attempt and is accepted.
-3. Running workflows are counted. They are listed by id only if there are fewer than live workloads, and now and then.
+3. Workflows of placed workloads are counted. All that run are listed by id only if there are fewer than placed
+   workloads, and now and then. A queued workload needs no workflow: its next award starts one.
 
 Listings lag, and a workload may change at any moment, so a disagreement is only suspected at first. If it still
 holds, unchanged, after `disagree_s`, the workflow itself is described. If that confirms it, all its mail is delivered
@@ -242,21 +243,24 @@ class Reconciler:
     # ------------------------------------------------------------------------------------------ workflows that are gone
 
     async def _count(self) -> None:
-        """Lists all running workflows of workloads if there are too few of them twice in a row, or now and then."""
-        live, running = await asyncio.gather(in_thread(self._live), self._client.count_workflows(_WORKLOADS))
-        short = running.count < live
+        """Lists all running workflows of workloads if too few are placed twice in a row, or now and then."""
+        placed, running = await asyncio.gather(in_thread(self._placed), self._client.count_workflows(_PLACED))
+        short = running.count < placed
         now_s = time.monotonic()
         if (short and self._short) or now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + self._settings.sweep_s
             await self._sweep()
         self._short = short
 
-    def _live(self) -> int:
+    def _placed(self) -> int:
         with transaction(self._engine) as session:
-            return rows.live(session, self._settings.disagree_s)
+            return rows.placed(session, self._settings.disagree_s)
 
     async def _sweep(self) -> None:
-        """Starts workflows that are missing from the list of running ones. An unnecessary start changes nothing."""
+        """Starts workflows that are missing from the list of running ones, and ends those of ended workloads.
+
+        An unnecessary start changes nothing. Versions before this one started a workflow with each submission.
+        """
         began_s = time.monotonic()
         running = {_workload_of(e) async for e in self._list(_WORKLOADS)}
         took_s = time.monotonic() - began_s
@@ -265,6 +269,12 @@ class Reconciler:
             _log.warning("%d workloads have no workflow: started anew", len(missing))
         for first in range(0, len(missing), _AT_ONCE):
             await in_thread(self._start_again, missing[first : first + _AT_ONCE])
+        for workload in (await in_thread(self._ended, sorted(running)))[:_AT_ONCE]:
+            await self._end_outlived(workload)
+
+    def _ended(self, workloads: list[str]) -> list[str]:
+        with transaction(self._engine) as session:
+            return rows.ended(session, workloads, self._settings.disagree_s)
 
     def _missing(self, running: set[str], took_s: float) -> list[str]:
         with transaction(self._engine) as session:

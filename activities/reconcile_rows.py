@@ -11,7 +11,7 @@ from domain import ids
 from domain.phases import PLACED_PHASES
 from domain.protocol import MailKind
 from infra.db import outbox
-from infra.db.models import Machine, Replica, Table, Workload
+from infra.db.models import Attempt, Machine, Replica, Table, Workload
 from infra.db.nights import open_night
 
 _PLACED = sorted(p.value for p in PLACED_PHASES)
@@ -82,16 +82,27 @@ def placed_or_named(session: Session, names: Sequence[str]) -> dict[str, tuple[s
     return {id_: (phase, attempt) for id_, phase, attempt in session.execute(rows)}
 
 
-def live(session: Session, age_s: float) -> int:
-    """How many live workloads were submitted longer than `age_s` seconds ago."""
-    old = Workload.submitted_at < _ago(age_s)
-    return session.scalar(select(func.count()).select_from(Workload).where(Workload.finished_at.is_(None), old)) or 0
+def placed(session: Session, age_s: float) -> int:
+    """How many attempts that were awarded longer than `age_s` seconds ago are placed."""
+    old = Attempt.awarded_at < _ago(age_s)
+    counted = select(func.count()).select_from(Attempt).where(Attempt.released_at.is_(None), old)
+    return session.scalar(counted) or 0
 
 
 def missing(session: Session, running: Collection[str], quiet_s: float) -> list[str]:
-    """Live workloads that are not in `running`, have no mail on its way, and did not change for `quiet_s` seconds."""
-    found = session.scalars(select(Workload.id).where(Workload.finished_at.is_(None)).order_by(Workload.id))
+    """Placed workloads that are not in `running`, have no mail on its way, and did not change for `quiet_s` seconds.
+
+    One that is queued needs no workflow: its next award starts one.
+    """
+    is_placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
+    found = session.scalars(select(Workload.id).where(is_placed).order_by(Workload.id))
     return _quiet(session, [workload for workload in found if workload not in running], quiet_s)
+
+
+def ended(session: Session, workloads: Collection[str], age_s: float) -> list[str]:
+    """Those of `workloads` that ended longer than `age_s` seconds ago."""
+    old = Workload.finished_at < _ago(age_s)
+    return list(session.scalars(select(Workload.id).where(Workload.id.in_(workloads), old).order_by(Workload.id)))
 
 
 def is_quiet(session: Session, workload: str, phase: str | None, attempt: int | None, quiet_s: float) -> bool:

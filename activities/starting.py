@@ -75,6 +75,7 @@ def _state_of(session: Session, row: Workload) -> tuple[WorkloadInput, int | Non
         placed=placed,
         ready=placed and bool(attempts) and attempts[0].ready_at is not None,
         stopping=row.phase == Phase.CHECKPOINTING,
+        takes_over=placed,
         failures=sum(code in _FAILURES for code in codes),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
@@ -88,8 +89,8 @@ def _in_a_row(codes: Sequence[str | None], code: ReasonCode) -> int:
     return len(list(takewhile(lambda found: found == code.value, codes)))
 
 
-async def start_workflow(client: Client, start: Start) -> None:
-    """Starts the workflow, if it does not run."""
+async def start_workflow(client: Client, start: Start) -> bool:
+    """Starts the workflow; False: it runs already."""
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(SearchAttributeKey.for_int(name), value)
         if isinstance(value, int)
@@ -108,4 +109,5 @@ async def start_workflow(client: Client, start: Start) -> None:
             memo=start.memo,
         )
     except WorkflowAlreadyStartedError:
-        return
+        return False
+    return True

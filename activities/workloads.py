@@ -146,7 +146,12 @@ class WorkloadActivities:
             row = locked(session, request.workload_id)
             if row.attempt != request.attempt:
                 return False
+            if row.finished_at is not None:
+                return True  # It was queued, and was ended without its workflow (`infra.db.ending`).
             reason, now = request.reason, None
+            if request.provisioning is not None:
+                change_phase(session, row, Phase.PROVISIONING, request.provisioning)
+                row.checkpoint_region = row.region
             if phase is Phase.RUNNING:
                 now = session.execute(select(func.clock_timestamp())).scalar_one()
                 reason = running_since(row.attempt, row.region, now).to_json()

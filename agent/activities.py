@@ -87,10 +87,10 @@ class NodeActivities:
         with _detaching():
             with self._judging(request):
                 async with self._heartbeats():
-                    staged = await self._stage(request)
+                    staged, masters = await self._prepared(request)
                     async with self._lock(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
-                        await self._start(staged, request.masters)
+                        await self._start(staged, masters)
             try:
                 await self._watch(staged)
             finally:
@@ -187,6 +187,14 @@ class NodeActivities:
             request.bucket_url,
             request.launch_sha256,
         )
+
+    async def _prepared(self, request: RunNode) -> tuple[StagedAttempt, dict[str, str]]:
+        """The attempt in its folder, and where its jobs meet."""
+        staged = await self._stage(request)
+        if request.leads_jobs is None:
+            return staged, request.masters
+        ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
+        return staged, {job: f"{self._config.address}:{port}" for job, port in ports.items()}
 
     def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
         others = (a for a in self._state.attempts() if a.key != staged.folder.key and not self._state.is_over(a))

@@ -92,12 +92,14 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
     if scheme.lower() != "bearer" or not key:
         raise LoginFailed("no bearer token", "the Authorization header must have the form: Bearer mzn_...")
     with transaction(engine) as session:
-        row = session.scalar(select(ApiKey).where(ApiKey.sha256 == hash_api_key(key)))
-        now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+        found = session.execute(
+            select(ApiKey, func.clock_timestamp()).where(ApiKey.sha256 == hash_api_key(key))
+        ).first()
+    row, now = found if found is not None else (None, None)
     if row is None or row.revoked_at is not None:
         why = "unknown key" if row is None else "revoked key"
         raise LoginFailed(why, "the API key is not known, or was revoked", row, is_token=True)
-    if row.expires_at is not None and row.expires_at <= now:
+    if row.expires_at is not None and now is not None and row.expires_at <= now:
         detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; ask for another one"
         raise LoginFailed("expired key", detail, row, is_token=True)
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at)

@@ -5,6 +5,10 @@ the result of the last. The stack is `mizzen up`'s: API, worker, Postgres, Tempo
 a process, on this computer; the bare workflows' worker is one more process. A workload's task is `true`; all 500 fit at
 once. They are POSTed by 8 threads, and have finished when Postgres says so of the last. While one thing is measured the
 others' processes wait.
+
+What one user feels is measured on the same stack: workloads are POSTed at a fixed rate, 1 and 10 a second, each from
+its POST to when its attempt began to run by Postgres's clock, which is this computer's. Beside them, at the same rate,
+bare workflows from start to result. One round each.
 """
 
 import asyncio
@@ -13,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from temporalio.client import Client as Temporal
 from bench import bare
 from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians
 from infra.config import ApiSettings, Settings, TemporalSettings
-from infra.db.models import Machine, Workload
+from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
@@ -35,6 +39,9 @@ from infra.temporal_client import connect
 from mizzen.client import Client
 
 WORKLOADS, CLIENTS = 500, 8
+RATES = {1: 30, 10: 200}
+"""Arrivals a second to how many of them."""
+PERCENTILES = 50, 99
 MACHINES, CPUS = 13, 4
 """40 tasks fit on a machine: as many as it has ports for the tasks that lead a job."""
 _PATIENCE_S = 600.0
@@ -132,9 +139,71 @@ class Stack:
         )
         return WORKLOADS / (time.perf_counter() - start_s)
 
+    async def running_after_s(self, rate: int) -> list[float]:
+        """Seconds from POST to running of each of several workloads, sorted."""
+        batch = uuid.uuid4().hex[:8]
+        began_s: dict[str, float] = {}
+        with Client(self.embedded.api_url, self.embedded.operator_key) as client:
+
+            async def post(k: int) -> None:
+                name = f"{batch}-{k}"
+                began_s[name] = time.time()
+                await asyncio.to_thread(client.submit, document(name))
+
+            await _at_rate(rate, post)
+        mine = select(Workload).where(Workload.name.startswith(batch))
+        await self._until(lambda: self._count(mine.where(Workload.finished_at.is_not(None))) == RATES[rate])
+        with transaction(self.engine) as session:
+            started = session.execute(
+                select(Workload.name, Attempt.started_at)
+                .join(Attempt, Attempt.workload == Workload.id)
+                .where(Workload.name.startswith(batch), Attempt.attempt == 1)
+            ).all()
+        if len(started) != RATES[rate] or any(at is None for _, at in started):
+            raise Unfit(f"not all {RATES[rate]} workloads ran")
+        return sorted(at.timestamp() - began_s[name] for name, at in started if at is not None)
+
+    async def bare_after_s(self, rate: int) -> list[float]:
+        """Seconds from start to result of each of several bare workflows, sorted."""
+        batch, took_s = uuid.uuid4().hex[:8], []
+
+        async def execute(k: int) -> None:
+            began_s = time.time()
+            await self.temporal.execute_workflow("Bare", id=f"{batch}-{k}", task_queue=bare.QUEUE)
+            took_s.append(time.time() - began_s)
+
+        await _at_rate(rate, execute)
+        return sorted(took_s)
+
+
+async def _at_rate(rate: int, work: Callable[[int], Coroutine[None, None, None]]) -> None:
+    """Does `work` for 0, 1 and so on, one begun every 1 / `rate` seconds however long they take."""
+    first_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for k in range(RATES[rate]):
+            await asyncio.sleep(max(0.0, first_s + k / rate - time.perf_counter()))
+            group.create_task(work(k))
+
+
+def _percentile(ordered: list[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def _felt(runner: asyncio.Runner, stack: Stack, rate: int) -> Iterator[Figure]:
+    ours, theirs = runner.run(stack.running_after_s(rate)), runner.run(stack.bare_after_s(rate))
+    for percent in PERCENTILES:
+        running_s, bare_s = _percentile(ours, percent), _percentile(theirs, percent)
+        line = SUITE.line(_line(percent, rate))
+        sizes: dict[str, float | str] = {"arrivals": RATES[rate], "per_s": rate}
+        yield Figure(SUITE.name, line, running_s / bare_s, {"running_s": running_s, "bare_s": bare_s}, 1, sizes)
+
+
+def _line(percent: int, rate: int) -> str:
+    return f"P{percent} from POST to running over a bare workflow's, at {rate} a second"
+
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
+    """Throughput over several rounds, then what one user feels."""
     bench.say("starting the stack")
     with (
         tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name,
@@ -149,11 +218,23 @@ def run(bench: Bench) -> Iterator[Figure]:
                 "bare_workflows_per_s": lambda: runner.run(stack.bare()),
             }
             found = medians(interleave(bench, things))
+            felt: list[Figure] = []
+            for rate in RATES:
+                bench.say(f"{rate} a second")
+                felt += _felt(runner, stack, rate)
         finally:
             runner.run(stack.stop())
     sizes = {"workloads": WORKLOADS, "machines": MACHINES, "clients": CLIENTS}
     ratio = found["workloads_per_s"] / found["bare_workflows_per_s"]
     yield Figure(SUITE.name, SUITE.lines[0], ratio, found, bench.rounds, sizes)
+    yield from felt
 
 
-SUITE = Suite("end-to-end", (Line("workloads over bare workflows", 0.3, True),), run)
+SUITE = Suite(
+    "end-to-end",
+    (
+        Line("workloads over bare workflows", 0.3, True),
+        *(Line(_line(percent, rate), None) for rate in RATES for percent in PERCENTILES),
+    ),
+    run,
+)

@@ -52,6 +52,8 @@ class WorkloadInput:
     """With `placed`: the attempt holds all its slots."""
     stopping: bool = False
     """With `placed`: the attempt's tasks were told to save and stop."""
+    takes_over: bool = False
+    """With `placed`: it goes on with the attempt. Workflows of before this field ask a patch."""
     failures: int = 0
     """Failures of the user's own so far."""
     hangs: int = 0
@@ -79,6 +81,9 @@ class TransitionRequest:
     attempt: int
     phase: str
     reason: dict[str, Any]
+    provisioning: dict[str, Any] | None = None
+    """With `running`: the reason of `provisioning`, which comes first in the same transaction, with the checkpoint's
+    region."""
 
 
 @dataclass
@@ -119,6 +124,8 @@ class LaunchPlan:
     """How long a node's work may wait for its agent before the machine counts as lost."""
     launch_sha256: str | None = None
     """SHA-256 of the launch description, in hexadecimal: agents refuse another one. None: of an earlier version."""
+    starts_at_once: bool = False
+    """One machine, which has nothing to fetch but the launch description: preparing is part of running."""
 
 
 @dataclass
@@ -293,6 +300,8 @@ class RunNode:
     """Job to `address:port` of its rendezvous."""
     launch_sha256: str | None = None
     """`LaunchPlan.launch_sha256`."""
+    leads_jobs: list[str] | None = None
+    """With nothing prepared before: the jobs for which a port is reserved here."""
 
 
 @dataclass

@@ -153,9 +153,11 @@ class Gang:
     def start(self) -> None:
         """Starts every node's tasks: one long activity for each node."""
         for node in self._plan.nodes:
-            self._runs[node.machine] = asyncio.ensure_future(self._run(node.machine))
+            self._runs[node.machine] = asyncio.ensure_future(self._run(node))
 
-    async def _run(self, machine: str) -> NodeOutcome:
+    async def _run(self, node: NodeLaunch) -> NodeOutcome:
+        machine, plan = node.machine, self._plan
+        leads = node.leads_jobs if plan.starts_at_once else None
         try:
             outcome: NodeOutcome = await workflow.execute_activity(
                 Activity.RUN_NODE.value,
@@ -163,18 +165,19 @@ class Gang:
                     self._id,
                     self._attempt,
                     machine,
-                    self._plan.launch_key,
-                    self._plan.bucket_url,
+                    plan.launch_key,
+                    plan.bucket_url,
                     self._masters,
-                    self._plan.launch_sha256,
+                    plan.launch_sha256,
+                    leads,
                 ),
                 task_queue=ids.agent_queue(machine),
                 result_type=NodeOutcome,
                 # A missed heartbeat is tried again on the same machine: an agent that came back re-attaches to its
                 # tasks. A machine whose agent does not come back is lost.
-                schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
+                schedule_to_start_timeout=timedelta(seconds=plan.node_lost_after_s),
                 start_to_close_timeout=timedelta(seconds=_RUN_S),
-                heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
+                heartbeat_timeout=timedelta(seconds=plan.heartbeat_timeout_s),
                 retry_policy=RetryPolicy(
                     initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)
                 ),

@@ -170,7 +170,8 @@ class WorkloadWorkflow:
         plan = await self._unless_told(record(Activity.STAGE, stage, LaunchPlan))
         if isinstance(plan, Mail):
             return self._stopped_early(plan)
-        show_in_temporal(region=plan.region)
+        if not plan.starts_at_once:
+            show_in_temporal(region=plan.region)
         told = await self._unless_told(self._flushes.saved()) if self._flushes else None
         if told is not None:
             return self._stopped_early(told)
@@ -178,10 +179,11 @@ class WorkloadWorkflow:
             copied = await self._migrate(plan)
             if isinstance(copied, Mail):
                 return self._stopped_early(copied)
-        await self._transition(
-            Phase.PROVISIONING,
-            Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)}),
-        )
+        provisioning = Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)})
+        if plan.starts_at_once:
+            gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
+            return await self._run(gang, plan, provisioning)
+        await self._transition(Phase.PROVISIONING, provisioning)
         await record(Activity.STAGED_HERE, stage)
         gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         failed = await self._unless_told(gang.prepare())
@@ -231,12 +233,12 @@ class WorkloadWorkflow:
         give_up(task)
         return await self._next_mail(_STOPS)
 
-    async def _run(self, gang: Gang, plan: LaunchPlan) -> Ending:
-        """Runs a prepared gang until it ends or is told to stop."""
+    async def _run(self, gang: Gang, plan: LaunchPlan, provisioning: Reason | None = None) -> Ending:
+        """Runs a gang to its end, or until it is told to stop. It is prepared, or begins with that (`provisioning`)."""
         started = workflow.time()
         gang.start()
         # Since when, the activity says.
-        await self._transition(Phase.RUNNING, Reason(ReasonCode.RUNNING, {"region": plan.region}))
+        await self._transition(Phase.RUNNING, Reason(ReasonCode.RUNNING, {"region": plan.region}), provisioning)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - self._state.ran_s)
         try:
             await workflow.wait_condition(
@@ -429,9 +431,10 @@ class WorkloadWorkflow:
         self._mails.remove(mail)
         return mail
 
-    async def _transition(self, phase: Phase, reason: Reason) -> bool:
+    async def _transition(self, phase: Phase, reason: Reason, provisioning: Reason | None = None) -> bool:
         show_in_temporal(phase=phase.value, reason=reason.code.value)
-        request = TransitionRequest(self._state.workload_id, self._state.attempt, phase.value, reason.to_json())
+        before = None if provisioning is None else provisioning.to_json()
+        request = TransitionRequest(self._state.workload_id, self._state.attempt, phase.value, reason.to_json(), before)
         return await record(Activity.TRANSITION, request, bool)
 
     # ------------------------------------------------------------------------------------------------ gone workflows
@@ -443,7 +446,7 @@ class WorkloadWorkflow:
         have ended. So the successor does all of it again, and nothing that runs is stopped. Where the tasks were told
         to stop, or where an effect is refused for good, it stops what is left instead (`_wind_up`).
         """
-        taken_over = workflow.patched(TAKES_OVER)
+        taken_over = self._state.takes_over or workflow.patched(TAKES_OVER)
         end: Ending | None = None
         if taken_over and not self._state.stopping:
             try:

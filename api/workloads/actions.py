@@ -1,5 +1,6 @@
-"""What people do to workloads. Endings and evictions are mail to the workflow; nothing is stopped from here."""
+"""What people do to workloads. A queued one is ended here; to a placed one all is mail to its workflow."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
+from infra.db.ending import end_queued
 from infra.db.models import Workload
 
 router = APIRouter(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
@@ -48,9 +50,8 @@ def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> C
         for tenant in (body.tenant, caller.tenant):
             if tenant is not None:
                 wanted = wanted.where(Workload.tenant == tenant)
-        rows = session.scalars(wanted.order_by(Workload.id)).all()
-        for row in rows:
-            _cancel(session, caller, row)
+        rows = session.scalars(wanted.order_by(Workload.id).with_for_update()).all()
+        _cancel(session, caller, rows)
         return CancelledView(cancelled=[row.id for row in rows])
 
 
@@ -61,7 +62,7 @@ def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         if row.phase != Phase.CANCELLED:
             _require_live(row)
-            _cancel(session, caller, row)
+            _cancel(session, caller, [row])
         return view(session, state.queue, row)
 
 
@@ -126,9 +127,16 @@ def _require_live(row: Workload) -> None:
         raise Problem(Kind.WRONG_PHASE, f"workload {row.id} has ended: it is {row.phase}")
 
 
-def _cancel(session: Session, caller: Caller, row: Workload) -> None:
-    outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
-    write_audit(session, caller, "workload.cancel", row.id, tenant=row.tenant)
+def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:
+    """Ends locked workloads that are queued, which needs nobody else, and asks the workflows of the others."""
+    detail = {"by": caller.id}
+    reason = Reason(ReasonCode.CANCELLED_BY_USER, detail)
+    queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}
+    for row in rows:
+        if row.id not in queued:
+            outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
+        write_audit(session, caller, "workload.cancel", row.id, tenant=row.tenant)
+    end_queued(session, Phase.CANCELLED, queued)
 
 
 def _record(

@@ -131,12 +131,13 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
 
 
 def _fields(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[dict[str, Any]]:
-    ids = [row.id for row in rows]
     whys = why_all(session, queue, rows)
     levels = dict(session.execute(select(Tenant.name, Tenant.level)).all()) if rows else {}
-    preempted = _preemptions(session, ids)
-    progress = _progress(session, ids)
-    lost = _lost(session, ids)
+    # Attempts tell nothing of those that were never placed, which are most of a long queue.
+    placed = [row.id for row in rows if row.attempt]
+    preempted = _preemptions(session, placed)
+    progress = _progress(session, placed)
+    lost = _lost(session, placed)
     return [
         {
             "id": row.id,

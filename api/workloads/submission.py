@@ -143,7 +143,6 @@ def _insert(
         detail={"name": row.name},
     )  # fmt: skip
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
-    outbox.start_workload(session, row.id)
     outbox.wake_scheduler(session)
     session.refresh(row)
     return _submitted(state, session, row)

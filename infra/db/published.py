@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,13 @@ class Queue:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def _over_before(self) -> npt.NDArray[np.int64]:
+        """How many entries before each one are over quota."""
+        over = self.rank == OVER_QUOTA_RANK
+        before: npt.NDArray[np.int64] = np.cumsum(over, dtype=np.int64) - over
+        return before
+
     def find(self, workload: str) -> Entry | None:
         """A workload's entry; None where the scan did not rank it."""
         rows = np.flatnonzero(self.ids == workload.encode())
@@ -83,7 +91,7 @@ class Queue:
         return Entry(row + 1, rank, LOWEST_LEVEL if over else rank, over, float(self.credit[row]), reason)
 
     def _reason(self, row: int) -> Reason:
-        place = int(np.count_nonzero(self.rank[:row] == OVER_QUOTA_RANK))
+        place = int(self._over_before[row])
         quota = self.quotas[int(self.tenant[row])]
         lacks, used, needed = int(self.lacks[place]), int(self.used[place]), int(self.needed[place])
         numbers: tuple[float, ...] = _cores(used), _cores(quota.cpus_milli or 0), _cores(needed)

@@ -1,17 +1,16 @@
-"""Workloads that wait for longer than they allow: told once for each wait, neither others nor held ones."""
+"""Workloads that wait for longer than they allow: they end, others and held ones do not."""
 
 from sqlalchemy import text
 
 from activities.expiry import expire_pending
 from domain.phases import Phase
-from domain.protocol import MailKind
 from domain.spec import LimitsSpec
 from infra.db.models import Workload
 from tests.activities.world import World, job
 
 
-def test_a_wait_that_is_too_long_is_told_once(world: World) -> None:
-    """The workflow of each workload over its limit gets one mail, with the figures."""
+def test_a_wait_that_is_too_long_ends_once(world: World) -> None:
+    """Each workload over its limit fails, with the figures, and needs no workflow for that."""
     late, patient, held, without = (
         world.submit(limits=LimitsSpec(max_pending_s=limit_s)) for limit_s in (60.0, 7200.0, 60.0, None)
     )
@@ -19,11 +18,13 @@ def test_a_wait_that_is_too_long_is_told_once(world: World) -> None:
         world.alter(Workload, id_, submitted_at=text("now() - interval '1 hour'"))
     world.alter(Workload, held, held_by="somebody")
     assert expire_pending(world.engine) == [late]
-    assert expire_pending(world.engine) == [], "mail is on its way"
-    (mail,) = world.mail(late)
-    assert (mail["kind"], mail["attempt"]) == (MailKind.CANCEL.value, 0)
-    assert mail["detail"]["code"] == "pending_expired" and mail["detail"]["limit_s"] == 60.0
-    assert mail["detail"]["waited_s"] >= 3600
+    assert expire_pending(world.engine) == []
+    with world.session() as session:
+        row = session.get_one(Workload, late)
+        assert row.phase == Phase.FAILED and row.finished_at is not None and row.reason is not None
+        assert row.reason["code"] == "pending_expired" and row.reason["detail"]["limit_s"] == 60.0
+        assert row.reason["detail"]["waited_s"] >= 3600
+    assert world.mail(late) == [], "it was never placed, so it has no workflow"
     world.alter(Workload, held, held_by=None)
     assert expire_pending(world.engine) == [held]
 

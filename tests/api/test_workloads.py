@@ -143,7 +143,7 @@ async def test_view_of_a_running_workload(world: World) -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
-    """Cancelling is mail to the workflow in every phase before the end; ended workloads stay as they are."""
+    """What is queued is cancelled at once, what is placed by mail to its workflow; ended workloads stay as they are."""
     world = shared_world
     id_ = world.add_workload(phase)
     answer = await act(world, f"/v1/workloads/{id_}/cancel", "vision")
@@ -153,10 +153,19 @@ async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:wrong-phase")
         assert mail(world, id_) == []
     else:
+        queued = phase in QUEUED_PHASES
         assert answer.status_code == 202
-        assert answer.json()["phase"] == phase.value
-        assert mail(world, id_) == [("mail", id_, {"kind": "cancel", "attempt": 0, "detail": {"by": "key-vision"}})]
+        assert answer.json()["phase"] == ("cancelled" if queued else phase.value)
         with world.session() as session:
+            row = session.get_one(Workload, id_)
+            told = {"kind": "cancel", "attempt": row.attempt if queued else 0, "detail": {"by": "key-vision"}}
+            assert mail(world, id_) == ([] if queued and not row.attempt else [("mail", id_, told)])
+            cancelled = select(Event).where(Event.workload == id_, Event.kind == "workload.cancelled")
+            ended = session.scalars(cancelled).all()
+            assert (row.finished_at is not None, len(ended)) == (queued, int(queued))
+            if queued:
+                reason = Reason(ReasonCode.CANCELLED_BY_USER, {"by": "key-vision"})
+                assert row.reason == ended[0].reason == reason.to_json()
             audit = session.scalars(select(Audit).where(Audit.target == id_)).one()
             assert (audit.action, audit.actor) == ("workload.cancel", "key-vision")
 
@@ -169,7 +178,9 @@ async def test_cancel_by_label(world: World) -> None:
     other = world.add_workload(Phase.RUNNING, tenant="speech", labels={"team": "x"})
     answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}})
     assert (answer.status_code, answer.json()) == (202, {"cancelled": mine})
-    assert [m[1] for m in mail(world)] == mine
+    with world.session() as session:
+        assert session.get_one(Workload, mine[0]).phase == "cancelled", "it was queued"
+    assert [m[1] for m in mail(world) if m[0] == "mail"] == mine[1:]
     answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}, "tenant": "speech"})
     assert answer.json() == {"cancelled": []}
     answer = await act(world, "/v1/workloads/cancel", "operator", {"labels": {"team": "x"}, "tenant": "speech"})

@@ -93,6 +93,9 @@ class Facts:
     def transition(self, request: TransitionRequest) -> bool:
         if request.attempt != self.attempt:
             return False
+        if request.provisioning is not None:
+            self.change(Phase.PROVISIONING, request.provisioning["code"], request.provisioning["detail"])
+            self.staged_here.append(request.attempt)
         self.change(Phase(request.phase), request.reason["code"], request.reason["detail"])
         return True
 

@@ -39,6 +39,7 @@ from workflows.scrub import ScrubWorkflow
 
 LIVES: dict[str, Story] = {
     "workload-succeeds": test_running.test_a_gang_that_ends_well_succeeds,
+    "workload-starts-at-once": test_running.test_one_machine_with_nothing_to_fetch_starts_at_once,
     "workload-waits-for-victims": test_placing.test_nothing_is_staged_before_the_victims_gave_up_their_slots,
     "workload-moves": test_placing.test_a_checkpoint_in_another_region_is_there_before_its_tasks_start,
     "workload-evicted-in-move": test_placing.test_evicted_during_a_move_its_checkpoint_stays_where_it_was,

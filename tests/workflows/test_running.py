@@ -43,6 +43,23 @@ async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
     assert life.stopped() == [[], []]
 
 
+@goes(*RUNNING, "succeeded completed")
+async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> None:
+    """The first award starts its workflow. Its machine is asked once, and reserves the port of the rendezvous then."""
+    await life.handle.terminate()
+    life.plan.starts_at_once, life.plan.tasks, life.plan.nodes = True, 1, life.plan.nodes[:1]
+    life.facts.award(ready=True)
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=True, takes_over=True))
+    await life.asks(life.agents[0], Activity.RUN_NODE)
+    assert [r.leads_jobs for r in life.agents[0].requests(Activity.RUN_NODE)] == [["main"]]
+    life.agents[0].ends()
+    assert await life.result() == "succeeded"
+    assert life.agents[0].requests(Activity.PREPARE_NODE) == []
+    assert life.facts.staged_here == [1], "its checkpoints are here from now on"
+    events = await life.handled()
+    assert sum(e.HasField("workflow_task_completed_event_attributes") for e in events) == 2
+
+
 @goes(*RUNNING, "pending task_failed", *AGAIN, "failed retries_exhausted")
 async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words(life: Life) -> None:
     """The user's own failures are retried as often as allowed; the last one's status is the reason.
