@@ -321,7 +321,10 @@ def test_cancel_prints_what_the_workload_is_then(
     as_vision: Service, submit: Submit, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`cancel` waits for a moment: it prints `cancelled`, or says that the workload has not ended yet."""
+    assert run(["cancel", submit()]) == 0
+    assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled", "it was queued"
     id_ = submit()
+    as_vision.place(id_)
     ends = threading.Timer(0.5, as_vision.become, (id_, Phase.CANCELLED, 0))
     ends.start()
     assert run(["cancel", id_]) == 0
@@ -329,20 +332,22 @@ def test_cancel_prints_what_the_workload_is_then(
     assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled"
     monkeypatch.setattr(acting, "_CANCEL_S", 0.0)
     id_ = submit()
+    as_vision.place(id_)
     assert run(["cancel", id_]) == 0
     assert "it ends as soon as its tasks have saved and stopped" in capsys.readouterr().err
 
 
 def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: Capture) -> None:
     """All live workloads with the label are cancelled, and they are printed; ids and labels exclude each other."""
-    one, two = submit(labels={"c": "1"}), submit(labels={"c": "1", "d": "2"})
+    one, two, other = submit(labels={"c": "1"}), submit(labels={"c": "1", "d": "2"}), submit(labels={"c": "1"})
     assert run(["cancel", "--label", "c=1", "--label", "d=2", "-o", "name"]) == 0
     assert capsys.readouterr().out == f"{two}\n"
     assert run(["cancel", one, "-o", "name"]) == 0
     assert capsys.readouterr().out == f"{one}\n"
-    assert run(["cancel", one, "--label", "c=1"]) == 2
+    assert run(["cancel", other, "--label", "c=1"]) == 2
     with transaction(as_vision.engine) as session:
-        assert session.get_one(Workload, one).phase == "pending"
+        phases = [session.get_one(Workload, id_).phase for id_ in (one, two, other)]
+    assert phases == ["cancelled", "cancelled", "pending"]
 
 
 def test_another_tenants_workload_is_not_there(
