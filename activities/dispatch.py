@@ -252,7 +252,7 @@ class Dispatcher:
             start_signal="look",
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            static_summary="places tables anew",
+            static_summary="computes where tables belong, and moves them",
         )
 
     async def _replicate(self, request: ReplicateTable) -> None:

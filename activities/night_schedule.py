@@ -31,7 +31,7 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
             "NightWorkflow",
             id=ids.NIGHT_WORKFLOW_ID,
             task_queue=ids.CONTROL_QUEUE,
-            static_summary="places tables anew",
+            static_summary="computes where tables belong, and moves them",
         ),
         spec=ScheduleSpec(
             calendars=calendars,
