@@ -106,7 +106,7 @@ async def test_metrics(world: World) -> None:
         'mizzen_checkpoint_cost_seconds{region="north"}': 30,
         'mizzen_work_at_risk_seconds{region="north"}': 10,
         'mizzen_work_lost_seconds_total{region="north"}': 12.5,
-        "mizzen_outbox_backlog": 3,
+        "mizzen_outbox_backlog": 2,
         "mizzen_preemptions_total": 1,
         "mizzen_database_up": 1,
         "mizzen_api_followers": 0,

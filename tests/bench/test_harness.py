@@ -117,11 +117,11 @@ def test_names_and_beginnings_select() -> None:
 
 
 def test_every_suite_is_what_its_name_says() -> None:
-    """Each module's suite has the name under which it is listed, lines of different names, and a bar."""
+    """Each module's suite has the name under which it is listed, lines of different names, and a bar unless the disk decides."""
     for suite in command.load(list(command.SUITES)):
         assert suite.name in command.SUITES
         assert len({line.name for line in suite.lines}) == len(suite.lines)
-        assert any(line.bar is not None for line in suite.lines)
+        assert suite.name in ("award", "gms-tick") or any(line.bar is not None for line in suite.lines)
 
 
 def test_exit_codes() -> None:
