@@ -117,7 +117,10 @@ def test_names_and_beginnings_select() -> None:
 
 
 def test_every_suite_is_what_its_name_says() -> None:
-    """Each module's suite has the name under which it is listed, lines of different names, and a bar unless the disk decides."""
+    """Each module's suite has the name under which it is listed, lines of different names, and a bar.
+
+    Those that the disk decides have none.
+    """
     for suite in command.load(list(command.SUITES)):
         assert suite.name in command.SUITES
         assert len({line.name for line in suite.lines}) == len(suite.lines)

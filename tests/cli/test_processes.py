@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import termios
 import uuid
 from collections.abc import Iterator
@@ -236,10 +237,11 @@ def submitted(service: Service, name: str) -> list[str]:
 
 def test_a_sweep_waits_for_room_in_the_queue(narrow: Service, tmp_path: Path) -> None:
     """Two of four workloads fit the queue: the command says so, waits, and submits the rest when these have started."""
-    process = start(narrow, "submit", "--patience", "0.5", sweep(tmp_path, "sweep"))
+    process = start(narrow, "submit", "--patience", "2", sweep(tmp_path, "sweep"))
     assert process.stderr is not None
     said = process.stderr.readline()
     assert "tenant vision has 2 workloads in the queue" in said and "trying for 1d more" in said
+    time.sleep(2.5)  # Longer than `--patience`, which is for an API that does not answer.
     for id_ in submitted(narrow, "sweep"):
         narrow.become(id_, Phase.RUNNING)
     out, _ = process.communicate(timeout=TIMEOUT_S)
