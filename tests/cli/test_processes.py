@@ -9,8 +9,8 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import termios
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
