@@ -1,8 +1,8 @@
 """Checks of a region's bucket, beside the bidding: a region whose bucket does not answer gets no work until it does.
 
 The first check puts a small marker object into the bucket. Later ones read it. So a bucket that was removed, emptied or
-replaced, a folder that is not mounted, and a store that refuses or hangs all fail the check; and a folder that others
-create anew is not taken for the bucket that it was.
+replaced, a folder that is not mounted, and a store that refuses or hangs all fail the check; and a folder that
+another process creates in its place lacks the marker, and fails too.
 """
 
 import asyncio

@@ -212,7 +212,7 @@ class Dispatcher:
     async def _start(self, workload: str) -> bool | None:
         """Starts a live workload's workflow; False: it runs already, None: the workload has ended.
 
-        With the state that Postgres has by now, not that of the moment in which the mail was written.
+        It starts from the present state in Postgres, which may be newer than the mail.
         """
         start = await in_thread(self._read_start, workload)
         return None if start is None else await start_workflow(self._client, start)

@@ -1,9 +1,9 @@
 """Keys of machines: pinned at the first hello, and changed by an operator or by proof of the old key only.
 
-Whoever may signal Temporal may say hello in a machine's name. With a key of its own it would read the secrets of the
-next launch there. So another key than the pinned one is kept aside, and nothing is placed on the machine, until the
-machine announces itself with the pinned key again, an operator trusts the new one, or the machine shows that it holds
-both: it opens a challenge that is sealed to the pinned key and names the new one.
+Any client that may signal Temporal can send a hello in a machine's name. With a key of its own it would read the
+secrets of the next launch there. So a key other than the pinned one is kept aside, and nothing is placed on the
+machine, until the machine announces itself with the pinned key again, an operator trusts the new one, or the machine
+shows that it holds both: it opens a challenge that is sealed to the pinned key and names the new one.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def accept_proven(session: Session, settings: Settings, row: Machine, hello: Hel
 
 
 def offer(session: Session, settings: Settings, row: Machine, hello: Hello) -> tuple[str | None, bool]:
-    """Keeps another key aside; the challenge for whoever holds both, and whether the machine has been away too long.
+    """Stores a new key as untrusted; returns a challenge for the holder of both keys, and if the machine is lost.
 
     A machine that does not announce itself with its own key for as long as a silent one may be away counts as lost.
     """
@@ -79,7 +79,7 @@ def _challenge(settings: Settings, row: Machine, hello: Hello) -> str | None:
     body = {"machine": row.id, "key": hello.public_key, "proof": proof}
     try:
         return seal_for_machine(row.public_key, json.dumps(body).encode())
-    except ValueError:  # What is pinned is no key: then nobody can hold it.
+    except ValueError:  # The pinned value is not a key, so no agent can prove it.
         return None
 
 

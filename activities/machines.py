@@ -152,7 +152,7 @@ class MachineActivities:
 
 
 def _lose(session: Session, row: Machine) -> None:
-    """Nothing is placed on a locked machine, and the gangs that it ran are told."""
+    """Marks a machine as lost: nothing is placed there, and its gangs get mail. The caller holds the row lock."""
     row.state, row.lost_at = "lost", func.now()
     events.record(session, "machine.lost", region=row.region, machine=row.id)
     for workload, attempt in _live(session, row.id):

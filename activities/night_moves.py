@@ -71,7 +71,7 @@ def _planned(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def droppable_replicas(session: Session) -> Iterator[tuple[str, str]]:
-    """Table and region of replicas that a night may drop: those that a night or a workload made. An operator's stay."""
+    """Table and region of replicas that a night may drop: made by a night or a workload, not by operators."""
     for table, region, _ in session.execute(_DROPPABLE):
         yield table, region
 

@@ -92,7 +92,7 @@ class Suspects:
         self._found: dict[str, _Suspicion] = {}
 
     def due(self, disagree: dict[str, Hashable]) -> list[str]:
-        """Takes what disagrees now, each with how; gives those that have disagreed in the same way for long enough."""
+        """Records present disagreements by workload; returns those that have lasted unchanged for long enough."""
         now_s = self._clock()
         kept = {}
         for name, what in disagree.items():
