@@ -1,11 +1,11 @@
 """Connecting to Temporal: one data converter, one place that knows about TLS and API keys."""
 
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import TLSConfig
 
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.payloads import DATA_CONVERTER
 
 
 def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
@@ -40,7 +40,7 @@ async def connect(settings: TemporalSettings) -> Client:
     return await Client.connect(
         settings.address,
         namespace=settings.namespace,
-        data_converter=pydantic_data_converter,
+        data_converter=DATA_CONVERTER,
         tls=tls_config(settings),
         api_key=settings.api_key,
     )

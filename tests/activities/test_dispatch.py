@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import func, select, text, update
 from sqlalchemy.engine import make_url
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RetryConfig
 
 from activities import dispatch
@@ -21,6 +20,7 @@ from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Workload
 from infra.db.session import open_engine
+from infra.payloads import DATA_CONVERTER
 from infra.stack.ports import free_port
 from tests.activities.temporal import Door, dispatching, told, told_workload, undelivered, until
 from tests.activities.world import World
@@ -261,7 +261,7 @@ async def test_temporal_away_loses_nothing(
     door = Door((host, int(port)), free_port())
     await door.open()
     through = await Client.connect(
-        f"127.0.0.1:{door.port}", data_converter=pydantic_data_converter, retry_config=RetryConfig(50, max_retries=2)
+        f"127.0.0.1:{door.port}", data_converter=DATA_CONVERTER, retry_config=RetryConfig(50, max_retries=2)
     )
     name = town.submit()
     async with dispatching(town.engine, database_url, through):

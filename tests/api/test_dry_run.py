@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest_asyncio
 from sqlalchemy import func, select, update
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from activities.roles import control_worker
@@ -14,6 +13,7 @@ from domain.phases import Phase
 from infra.config import TemporalSettings
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Workload
+from infra.payloads import DATA_CONVERTER
 from infra.stack.temporal import find_binary
 from tests.api.test_documents import JOB, job, resources
 from tests.api.test_workloads import T0
@@ -25,7 +25,7 @@ async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
     """An installation with a Temporal and a control worker."""
     binary = str(find_binary(TemporalSettings()))
     async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=binary, data_converter=pydantic_data_converter, dev_server_log_level="error"
+        dev_server_existing_path=binary, data_converter=DATA_CONVERTER, dev_server_log_level="error"
     ) as temporal:
         address = temporal.client.service_client.config.target_host
         with (

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from infra.payloads import DATA_CONVERTER
 from workflows.house import HousekeepingWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
@@ -34,4 +34,4 @@ async def replay(history: WorkflowHistory, changed: type | None = None) -> None:
     began = history.events[0].workflow_execution_started_event_attributes
     workflow = changed or WORKFLOWS[began.workflow_type.name]
     # That one alone: a replayer imports every workflow that it is given.
-    await Replayer(workflows=[workflow], data_converter=pydantic_data_converter).replay_workflow(history)
+    await Replayer(workflows=[workflow], data_converter=DATA_CONVERTER).replay_workflow(history)

@@ -9,10 +9,10 @@ from pathlib import Path
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from domain.search_attributes import INTEGERS, KEYWORDS
+from infra.payloads import DATA_CONVERTER
 from infra.search_attributes import register
 
 
@@ -28,7 +28,7 @@ async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]
     retry that no worker takes: what becomes of a machine that does not come back is to be tested on the dev server.
     """
     environment = await WorkflowEnvironment.start_time_skipping(
-        test_server_existing_path=_binary("temporal-test-server"), data_converter=pydantic_data_converter
+        test_server_existing_path=_binary("temporal-test-server"), data_converter=DATA_CONVERTER
     )
     async with environment:
         client = await _client(environment)
@@ -45,7 +45,7 @@ async def dev_server() -> AsyncIterator[Client]:
     """The server that the embedded stack runs, in memory."""
     environment = await WorkflowEnvironment.start_local(
         dev_server_existing_path=_binary("temporal"),
-        data_converter=pydantic_data_converter,
+        data_converter=DATA_CONVERTER,
         dev_server_log_level="error",
     )
     async with environment:
@@ -61,4 +61,4 @@ async def settled() -> None:
 
 
 async def _client(environment: WorkflowEnvironment) -> Client:
-    return await environment.connect_client(data_converter=pydantic_data_converter, identity="client")
+    return await environment.connect_client(data_converter=DATA_CONVERTER, identity="client")
