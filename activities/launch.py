@@ -65,19 +65,22 @@ class LaunchActivities:
 
     def _stage(self, request: StageRequest) -> LaunchPlan:
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
-            row = session.get_one(Workload, request.workload_id)
-            spec = WorkloadSpec.model_validate(row.spec)
             allocations, machines = self._holdings(session, request)
-            attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
+            row, attempt, tenant_number = session.execute(
+                select(Workload, Attempt, Tenant.number)
+                .join(Attempt, Attempt.workload == Workload.id)
+                .join(Tenant, Tenant.name == Workload.tenant)
+                .where(Workload.id == request.workload_id, Attempt.attempt == request.attempt)
+            ).one()
+            spec = WorkloadSpec.model_validate(row.spec)
             if attempt.released_at is not None:
                 message = f"attempt {request.attempt} of {request.workload_id} is released"
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
-            tasks = tasks_of(row, attempt, allocations)
+            tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
-            if attempt.started_at is None:  # Else it is described again to be cleared up.
+            if spec.tables and attempt.started_at is None:  # Else it is described again to be cleared up.
                 _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
-            tenant_number = session.get_one(Tenant, row.tenant).number
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
@@ -109,7 +112,7 @@ class LaunchActivities:
             spec = WorkloadSpec.model_validate(row.spec)
             allocations, machines = self._holdings(session, request)
             attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
-            tasks = tasks_of(row, attempt, allocations)
+            tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
         leaders: dict[str, str] = {}
         for task in tasks:

@@ -11,7 +11,7 @@ which attempt is released or evicted; an attempt's lock guards what is reported 
 
 from collections.abc import Collection, Iterable
 
-from sqlalchemy import func, select, tuple_, update
+from sqlalchemy import Select, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol import MailKind
@@ -19,11 +19,9 @@ from infra.db import outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine
 
 
-def lock_machines(session: Session, ids: Iterable[str]) -> dict[str, Machine]:
-    """Machines by id, locked for this transaction in the order of their ids."""
-    rows = session.scalars(
-        select(Machine).where(Machine.id.in_(sorted(set(ids)))).order_by(Machine.id).with_for_update()
-    )
+def lock_machines(session: Session, ids: Select[str]) -> dict[str, Machine]:
+    """Those of the machines `ids`, by id, locked for this transaction in the order of their ids."""
+    rows = session.scalars(select(Machine).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update())
     return {row.id: row for row in rows.all()}
 
 
@@ -36,21 +34,18 @@ def release(
     tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, within
     `flushing_s` seconds in which they may save, and whoever was to succeed there is told that it is lost.
     """
-    own = session.scalars(
-        select(Allocation)
-        .where(Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None))
-        .order_by(Allocation.machine)
-    ).all()
-    machines = lock_machines(session, [row.machine for row in own])
+    held = Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None)
+    machines = lock_machines(session, select(Allocation.machine).where(*held))
+    own = session.scalars(select(Allocation).where(*held).order_by(Allocation.machine)).all()
+    evictors = _evictors(session, workload, attempt)
     served: set[tuple[str, int]] = set()
     for row in own:
-        session.refresh(row)
         row.released_at = func.clock_timestamp()
         if row.machine not in silent:
             row.stopped_at = func.clock_timestamp()
         doubtful = row.machine in silent and row.stopped_at is None
         session.flush()
-        heirs = _successors(session, row)
+        heirs = _successors(session, row.machine, evictors)
         if doubtful:
             _doubt(session, machines[row.machine], row, heirs, flushing_s)
         for successor in heirs:
@@ -98,18 +93,18 @@ def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None
     )
 
 
-def _successors(session: Session, given: Allocation) -> list[Allocation]:
-    """Those who were promised something that `given` holds, in the order of their ids."""
+def _evictors(session: Session, workload: str, attempt: int) -> list[tuple[str, int]]:
+    """Who was promised something that an attempt holds: workload and attempt, in order. Under the workload's lock."""
     evictors = select(Eviction.evictor, Eviction.evictor_attempt).where(
-        Eviction.victim == given.workload, Eviction.victim_attempt == given.attempt
+        Eviction.victim == workload, Eviction.victim_attempt == attempt
     )
-    found = session.execute(evictors).all()
-    rows = []
-    for evictor, evictor_attempt in sorted((str(e), int(a)) for e, a in found):
-        row = session.get(Allocation, (evictor, evictor_attempt, given.machine), with_for_update=True)
-        if row is not None and row.released_at is None:
-            rows.append(row)
-    return rows
+    return sorted((str(e), int(a)) for e, a in session.execute(evictors))
+
+
+def _successors(session: Session, machine: str, evictors: Iterable[tuple[str, int]]) -> list[Allocation]:
+    """What of a locked machine was promised to `evictors`, in their order."""
+    rows = (session.get(Allocation, (*evictor, machine), with_for_update=True) for evictor in evictors)
+    return [row for row in rows if row is not None and row.released_at is None]
 
 
 def _hand_over(given: Allocation, successor: Allocation) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select, text
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
@@ -16,8 +16,11 @@ from domain.phases import PLACED_PHASES, Phase
 from domain.protocol import WorkloadInput
 from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
-from infra.db.models import Attempt, Workload
+from infra.db.models import Attempt
 
+_LIVE = text(
+    "select id, name, tenant, region, reason, phase, attempt from workload where id = :workload and finished_at is null"
+)
 _FAILURES = {ReasonCode.TASK_FAILED.value, ReasonCode.RETRIES_EXHAUSTED.value}
 
 
@@ -34,8 +37,8 @@ class Start:
 
 def read_start(session: Session, workload: str) -> Start | None:
     """The state in which a workload's workflow is started now; None: the workload has ended, or there is none."""
-    row = session.get(Workload, workload)
-    if row is None or row.finished_at is not None:
+    row = session.execute(_LIVE, {"workload": workload}).first()
+    if row is None:
         return None
     state, rank = WorkloadInput(row.id), None
     if row.attempt > 0:
@@ -52,7 +55,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     return Start(state, f"{row.name} of {row.tenant}", facts, shown)
 
 
-def _state_of(session: Session, row: Workload) -> tuple[WorkloadInput, int | None]:
+def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | None]:
     """The state and the rank of a workload that was placed before: earlier attempts count as they did."""
     ended_at = func.coalesce(Attempt.released_at, func.now())
     attempts = session.execute(

@@ -5,23 +5,31 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities import slots
-from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
 from domain.reported import LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.logs import Event, Waiting
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt, Machine, Workload
+from infra.db.phases import IllegalTransition, enter_phase
 from infra.db.session import transaction
 from infra.db.usage import record_attempt
+
+_LOCK = text(
+    "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
+    " from workload where id = :workload for update"
+)
+_CHECKPOINTS_HERE = text("update workload set checkpoint_region = region where id = :workload")
+_BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
+_IS_LIVE = text("select from attempt where workload = :workload and attempt = :attempt and released_at is null")
 
 
 def locked(session: Session, workload_id: str) -> Workload:
@@ -32,39 +40,20 @@ def locked(session: Session, workload_id: str) -> Workload:
     """
     row = session.get(Workload, workload_id, with_for_update=True)
     if row is None:
-        raise ApplicationError(f"no workload {workload_id}", type="UnknownWorkload", non_retryable=True)
+        raise _unknown(workload_id)
     return row
 
 
-def change_phase(session: Session, row: Workload, phase: Phase, reason: dict[str, Any], **detail: object) -> bool:
-    """Moves a locked workload to `phase`, with its event. Done before for this attempt: changes nothing, False.
+def _unknown(workload: str) -> ApplicationError:
+    return ApplicationError(f"no workload {workload}", type="UnknownWorkload", non_retryable=True)
 
-    Raises:
-        ApplicationError: `phase` cannot follow the present one; not retried.
-    """
-    known = select(Event.id).where(Event.workload == row.id, Event.dedup == f"{row.attempt}:{phase.value}")
-    if session.execute(known).first() is not None:
-        return False
-    if phase not in NEXT_PHASES[Phase(row.phase)]:
-        message = f"workload {row.id}: {phase.value} cannot follow {row.phase}"
-        raise ApplicationError(message, type="IllegalTransition", non_retryable=True)
-    row.phase = phase.value
-    row.reason = reason
-    if phase in TERMINAL_PHASES:
-        row.finished_at = func.now()
-        session.query(Waiting).filter(Waiting.workload == row.id).delete()
-    events.record(
-        session,
-        f"workload.{phase.value}",
-        tenant=row.tenant,
-        workload=row.id,
-        attempt=row.attempt,
-        region=row.region,
-        reason=reason,
-        detail=dict(detail),
-        dedup=f"{row.attempt}:{phase.value}",
-    )
-    return True
+
+def _enter(session: Session, workload: str, phase: Phase, reason: Mapping[str, Any], **options: Any) -> bool:
+    """`enter_phase`, with an error that is not retried where the phase cannot follow."""
+    try:
+        return enter_phase(session, workload, phase, reason, **options)
+    except IllegalTransition as error:
+        raise ApplicationError(str(error), type="IllegalTransition", non_retryable=True) from None
 
 
 def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
@@ -142,21 +131,24 @@ class WorkloadActivities:
     def transition(self, request: TransitionRequest) -> bool:
         """Changes the phase; False where a newer attempt was awarded meanwhile."""
         phase = Phase(request.phase)
+        workload = request.workload_id
         with transaction(self._engine) as session:
-            row = locked(session, request.workload_id)
-            if row.attempt != request.attempt:
+            found = session.execute(_LOCK, {"workload": workload}).first()
+            if found is None:
+                raise _unknown(workload)
+            if found.attempt != request.attempt:
                 return False
-            if row.finished_at is not None:
+            if found.finished:
                 return True  # It was queued, and was ended without its workflow (`infra.db.ending`).
-            reason, now = request.reason, None
+            reason = request.reason
             if request.provisioning is not None:
-                change_phase(session, row, Phase.PROVISIONING, request.provisioning)
-                row.checkpoint_region = row.region
+                _enter(session, workload, Phase.PROVISIONING, request.provisioning)
+                session.execute(_CHECKPOINTS_HERE, {"workload": workload})
             if phase is Phase.RUNNING:
-                now = session.execute(select(func.clock_timestamp())).scalar_one()
-                reason = running_since(row.attempt, row.region, now).to_json()
-            if change_phase(session, row, phase, reason) and now is not None:
-                session.get_one(Attempt, (row.id, row.attempt)).started_at = now
+                reason = running_since(found.attempt, found.region, found.now).to_json()
+            if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
+                began = {"workload": workload, "attempt": found.attempt, "now": found.now}
+                session.execute(_BEGAN, began)
             if phase in TERMINAL_PHASES:
                 outbox.wake_scheduler(session)
         return True
@@ -164,31 +156,31 @@ class WorkloadActivities:
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
         """Ends an attempt and hands its slots over."""
-        phase = Phase(request.next_phase)
+        phase, workload = Phase(request.next_phase), request.workload_id
         with transaction(self._engine) as session:
-            row = locked(session, request.workload_id)
-            attempt = session.get(Attempt, (request.workload_id, request.attempt))
-            if attempt is None or attempt.released_at is not None:
+            own = {"workload": workload, "attempt": request.attempt}
+            if session.execute(_LOCK, {"workload": workload}).first() is None:
+                raise _unknown(workload)
+            if session.execute(_IS_LIVE, own).first() is None:
                 return
-            machines = slots.release(session, row.id, request.attempt, request.silent_machines, request.flushing_s)
-            session.refresh(attempt, with_for_update=True)  # only now: see the order of locks in `slots`
+            machines = slots.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
+            # Only now: see the order of locks in `slots`.
+            attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
             set_progress(attempt, request.progress)
             attempt.released_at = func.clock_timestamp()
             attempt.outcome = request.reason
-            change_phase(
-                session,
-                row,
-                phase,
-                request.reason,
-                machines=list(machines),
-                last_step=attempt.last_step,
-                checkpoint_step=attempt.checkpoint_step,
-                resumed_step=attempt.resumed_step,
-            )
-            row.region = None
-            _set_lost_work(session, attempt)
-            record_attempt(session, row, attempt)
-            self._judge_machines(session, row.id, machines, request.blames_machine, phase)
+            session.flush()
+            detail = {
+                "machines": list(machines),
+                "last_step": attempt.last_step,
+                "checkpoint_step": attempt.checkpoint_step,
+                "resumed_step": attempt.resumed_step,
+            }
+            _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
+            if request.reason.get("code") != ReasonCode.COMPLETED:
+                _set_lost_work(session, attempt)
+            record_attempt(session, workload, request.attempt)
+            self._judge_machines(session, workload, machines, request.blames_machine, phase)
             outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.FLUSHED.value)

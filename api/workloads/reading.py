@@ -29,7 +29,8 @@ from api.workloads.views import (
 )
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
-from domain.slots import bits
+from domain.slots import TaskSlots, bits
+from domain.spec import WorkloadSpec
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Tenant, Workload
 from infra.db.published import Newest
@@ -76,7 +77,9 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
             Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
         )
     ).all()
-    tasks = tasks_of(row, session.get_one(Attempt, (row.id, row.attempt)), live) if live else []
+    tasks: list[TaskSlots] = []
+    if live:
+        tasks = tasks_of(WorkloadSpec.model_validate(row.spec), session.get_one(Attempt, (row.id, row.attempt)), live)
     placement = [
         PlacementView(machine=t.machine, job=t.job, task=t.task, slots=list(t.slots))
         for t in sorted(tasks, key=lambda t: (t.job, t.task))
@@ -116,8 +119,9 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
     placed = select(Attempt).where(Attempt.workload == row.id, Attempt.attempt.in_(numbers))
     attempts = {a.attempt: a for a in session.scalars(placed)}
     tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    spec = WorkloadSpec.model_validate(row.spec)
     for number, own in groupby(whole, lambda a: a.attempt):
-        for t in tasks_of(row, attempts[number], own):
+        for t in tasks_of(spec, attempts[number], own):
             tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
     items = [
         AllocationView(

@@ -1,18 +1,24 @@
 """Engines and transactions. Sessions are short: never open across a network call."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from infra.errors import ConfigurationError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_SURELY_ALIVE_S = 0.25
+"""A connection that was used so lately is not tested: Postgres cannot have been restarted meanwhile."""
 
 
 def sqlalchemy_url(database_url: str) -> str:
@@ -31,18 +37,39 @@ def sqlalchemy_url(database_url: str) -> str:
 
 
 def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mizzen") -> Engine:
-    """An engine whose connections are tested before use, so that a restart of Postgres costs one retry, not an error.
+    """An engine that tests idle connections before use, so that a restart of Postgres costs one retry, not an error.
 
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.
     """
-    return create_engine(
+    engine = create_engine(
         sqlalchemy_url(database_url),
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_pre_ping=True,
+        pool_use_lifo=True,  # A few connections in turn: their statements are prepared, and they need no test.
         connect_args={"application_name": application, "connect_timeout": 5},
     )
+    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkout", partial(_test_idle, engine))
+    return engine
+
+
+def _note_use(_: Any, record: ConnectionPoolEntry) -> None:
+    record.info["used_s"] = time.monotonic()
+
+
+def _test_idle(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
+    """As `pool_pre_ping`, but only for connections that have been idle: a test costs as much as a short statement.
+
+    Raises:
+        InvalidatePoolError: the connection is gone; the pool opens others.
+    """
+    if time.monotonic() - record.info.get("used_s", 0.0) < _SURELY_ALIVE_S:
+        return
+    try:
+        engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error as error:
+        raise InvalidatePoolError from error
 
 
 @contextmanager

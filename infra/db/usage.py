@@ -10,9 +10,7 @@ from sqlalchemy.orm import Session
 
 from domain.instance import Job
 from domain.priority import LOWEST_LEVEL
-from domain.spec import WorkloadSpec
 from infra.db.logs import UsageRun
-from infra.db.models import Attempt, Tenant, Workload
 
 OWN_SOURCE = "mizzen"
 OWN_APP = "training"
@@ -28,29 +26,28 @@ def record_runs(session: Session, runs: Sequence[dict[str, Any]]) -> int:
     return len(session.execute(statement, runs).all())
 
 
-def record_attempt(session: Session, row: Workload, attempt: Attempt) -> None:
+# Its jobs' level is what the user wished for, but never above the tenant's.
+_RECORD = text("""
+    insert into usage_run (source, run, job, kind, app, priority, tables, gpu_hours, cpu_hours, ended_at)
+    select :source, w.id || '.' || a.attempt, w.tenant || '/' || coalesce(w.spec ->> 'recurring', w.spec ->> 'name'),
+           'ml', :app, least(greatest(t.level, coalesce(w.level, t.level)), :lowest),
+           array(select jsonb_array_elements_text(w.spec -> 'tables')),
+           coalesce((select jsonb_object_agg(key, value::float8 * ran.h) from jsonb_each_text(a.gpu_types)), '{}'),
+           a.cpus_milli / 1000.0 * ran.h, a.released_at
+    from attempt as a join workload as w on w.id = a.workload join tenant as t on t.name = w.tenant,
+         lateral (select greatest(0, extract(epoch from a.released_at - a.started_at)) / 3600 as h) as ran
+    where a.workload = :workload and a.attempt = :attempt and a.started_at is not null and a.released_at is not null
+    on conflict do nothing
+""")
+
+
+def record_attempt(session: Session, workload: str, attempt: int) -> None:
     """Writes what an attempt used that has been released, if its tasks ran: all it held, from their start on.
 
     Runs of a recurring workload share its tenant's name for it; others are known by the workload's own name.
     """
-    if attempt.started_at is None or attempt.released_at is None:
-        return
-    spec = WorkloadSpec.model_validate(row.spec)
-    hours = max(0.0, (attempt.released_at - attempt.started_at).total_seconds() / 3600)
-    level = session.get_one(Tenant, row.tenant).level
-    run = {
-        "source": OWN_SOURCE,
-        "run": f"{row.id}.{attempt.attempt}",
-        "job": f"{row.tenant}/{spec.recurring or spec.name}",
-        "kind": "ml",
-        "app": OWN_APP,
-        "priority": min(max(level, row.level or level), LOWEST_LEVEL),
-        "tables": list(spec.tables),
-        "gpu_hours": {kind: slots * hours for kind, slots in attempt.gpu_types.items()},
-        "cpu_hours": attempt.cpus_milli / 1000 * hours,
-        "ended_at": attempt.released_at,
-    }
-    record_runs(session, [run])
+    own = {"source": OWN_SOURCE, "app": OWN_APP, "lowest": LOWEST_LEVEL, "workload": workload, "attempt": attempt}
+    session.execute(_RECORD, own)
 
 
 def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[Job, ...]:

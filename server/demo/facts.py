@@ -10,6 +10,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from domain.slots import TaskSlots
+from domain.spec import WorkloadSpec
 from infra.db.logs import Event
 from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.session import transaction
@@ -74,7 +75,7 @@ def _tasks(session: Session, rows: Mapping[str, Workload]) -> Iterator[tuple[Att
     for (workload, number), allocations in groupby(found.all(), lambda a: (a.workload, a.attempt)):
         own = {a.machine: a for a in allocations}
         attempt = session.get_one(Attempt, (workload, number))
-        for task in tasks_of(rows[workload], attempt, own.values()):
+        for task in tasks_of(WorkloadSpec.model_validate(rows[workload].spec), attempt, own.values()):
             yield attempt, task, own[task.machine]
 
 

@@ -1,0 +1,77 @@
+"""Moving a workload to a phase: its row, its event and the readers' wake, in one statement."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
+from infra.db import events
+
+
+class IllegalTransition(Exception):
+    """A phase that cannot follow the present one."""
+
+
+_BEFORE = {phase: sorted(p.value for p, following in NEXT_PHASES.items() if phase in following) for phase in Phase}
+"""Phase to those that it can follow."""
+
+# The event's key refuses a second one: then nothing else is changed either.
+_ENTER = text(
+    "with told as ("
+    " insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
+    " select 'workload.' || cast(:phase as text), tenant, id, attempt, region, cast(:reason as jsonb),"
+    " cast(:detail as jsonb), attempt || ':' || cast(:phase as text)"
+    " from workload where id = :workload and phase = any(:before)"
+    " on conflict on constraint event_once do nothing returning workload"
+    "), moved as ("
+    " update workload set phase = cast(:phase as text), reason = cast(:reason as jsonb),"
+    " region = case when :leaves then null else region end,"
+    " finished_at = case when :ends then now() else finished_at end"
+    " where id in (select workload from told)"
+    "), explained as ("
+    " delete from waiting where :ends and workload in (select workload from told)"
+    f") select pg_notify('{events.CHANNEL}', '') from told"
+)
+_WHERE_IT_IS = text(
+    "select phase, exists ("
+    " select from event where workload = w.id and dedup = w.attempt || ':' || cast(:phase as text)"
+    ") from workload as w where id = :workload"
+)
+
+
+def enter_phase(
+    session: Session,
+    workload: str,
+    phase: Phase,
+    reason: Mapping[str, Any],
+    detail: Mapping[str, Any] | None = None,
+    *,
+    leaves: bool = False,
+) -> bool:
+    """Moves a workload, whose row the caller has locked, to `phase`; an end takes its explanations away.
+
+    `reason` and `detail` go into the event, the reason into the row too. `leaves`: it has no region any more. Done
+    before for the present attempt, it changes nothing, and the answer is False. Objects of the session that show the
+    row do not see the change.
+
+    Raises:
+        IllegalTransition: `phase` cannot follow the present one.
+    """
+    values = {
+        "workload": workload,
+        "phase": phase.value,
+        "before": _BEFORE[phase],
+        "reason": json.dumps(reason),
+        "detail": json.dumps(detail or {}),
+        "leaves": leaves,
+        "ends": phase in TERMINAL_PHASES,
+    }
+    if session.execute(_ENTER, values).first() is not None:
+        return True
+    present, done = session.execute(_WHERE_IT_IS, {"workload": workload, "phase": phase.value}).one()
+    if not done:
+        raise IllegalTransition(f"workload {workload}: {phase.value} cannot follow {present}")
+    return False
