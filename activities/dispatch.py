@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.starting import Start, read_start, start_workflow
 from domain import ids
 from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
+from infra.config import SchedulerSettings
 from infra.db.logs import Outbox
 from infra.db.outbox import CHANNEL
 from infra.db.session import in_thread, transaction
@@ -31,8 +32,7 @@ _AT_ONCE = 16
 _POLL_S = 2.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
 _REST_S = 1.0
-_WAKES_S = 0.1
-"""The scheduler is woken at most so often: a pass sees all that was committed before it, and costs the same for one."""
+_WAKE_INTERVAL_S = SchedulerSettings().wake_interval_s
 _LONGEST_REST_S = 60.0
 """A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
@@ -64,9 +64,19 @@ class Dispatcher:
     """Delivers mail. Several may run at once: then one row may be delivered twice, which its receiver knows."""
 
     def __init__(
-        self, engine: Engine, database_url: str, client: Client, alive: Callable[[], None] = lambda: None
+        self,
+        engine: Engine,
+        database_url: str,
+        client: Client,
+        alive: Callable[[], None] = lambda: None,
+        wake_interval_s: float = _WAKE_INTERVAL_S,
     ) -> None:
-        """`alive` is called whenever the outbox was looked at, and after each delivery."""
+        """`alive` is called whenever the outbox was looked at, and after each delivery.
+
+        The scheduler is woken at most every `wake_interval_s`: a pass sees all that was committed before it, and costs
+        the same for one change as for many.
+        """
+        self._wake_interval_s = wake_interval_s
         self._engine = engine
         self._alive = alive
         self._url = database_url
@@ -151,7 +161,7 @@ class Dispatcher:
         if failure is None:
             self._resting.pop(receiver, None)
             if receiver == "wake":
-                self._resting["wake"] = _Rest(time.monotonic() + _WAKES_S, _REST_S / 2)
+                self._resting["wake"] = _Rest(time.monotonic() + self._wake_interval_s, _REST_S / 2)
             return
         away = failure.status in _AWAY if isinstance(failure, RPCError) else isinstance(failure, DBAPIError)
         if away or not isinstance(failure, Exception):

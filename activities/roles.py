@@ -166,7 +166,13 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
             await set_schedule(client, settings.tetris.nightly)
             loops = (
-                Dispatcher(engine, settings.database, client, partial(beat.strike, DISPATCHER)).run(),
+                Dispatcher(
+                    engine,
+                    settings.database,
+                    client,
+                    partial(beat.strike, DISPATCHER),
+                    settings.scheduler.wake_interval_s,
+                ).run(),
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
             )

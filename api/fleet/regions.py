@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
@@ -98,9 +98,10 @@ class DatacenterBody(Body):
 
 
 class ClusterList(View):
-    """Clusters by region and name."""
+    """A page of clusters, by region and name."""
 
     items: list[ClusterView]
+    next_cursor: NextCursor
 
 
 class RegionList(View):
@@ -185,20 +186,29 @@ def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: Sta
 
 @router.get("/clusters", summary="List clusters")
 def list_clusters(
-    state: StateOf, _: Viewer, region: Annotated[str | None, Query(description="Only this region's")] = None
+    state: StateOf,
+    _: Viewer,
+    region: Annotated[str | None, Query(description="Only this region's")] = None,
+    limit: Limit = MAX_ITEMS,
+    cursor: Cursor = None,
 ) -> ClusterList:
     """All clusters, with their machines and GPU slots."""
+    wanted = select(Cluster).order_by(Cluster.region, Cluster.name).limit(limit + 1)
+    if region is not None:
+        wanted = wanted.where(Cluster.region == region)
+    if cursor is not None:
+        after_region, _slash, after_name = cursor.partition("/")
+        wanted = wanted.where(tuple_(Cluster.region, Cluster.name) > tuple_(after_region, after_name))
     with state.transaction() as session:
-        clusters, machines = select(Cluster).order_by(Cluster.region, Cluster.name), select(Machine)
-        if region is not None:
-            clusters, machines = clusters.where(Cluster.region == region), machines.where(Machine.region == region)
+        clusters, following = page(session.scalars(wanted).all(), limit, lambda row: f"{row.region}/{row.name}")
+        machines = select(Machine).where(Machine.region.in_({row.region for row in clusters}))
         by_cluster = _grouped(session.scalars(machines), lambda m: f"{m.region}/{m.cluster}")
         items = [
             ClusterView(region=row.region, name=row.name, manager=row.manager, machines=_counts(own), gpus=_slots(own))
-            for row in session.scalars(clusters)
+            for row in clusters
             for own in [by_cluster[f"{row.region}/{row.name}"]]
         ]
-        return ClusterList(items=items)
+        return ClusterList(items=items, next_cursor=following)
 
 
 def find_region(session: Session, name: str, *, lock: bool = False) -> Region:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from api.auth import Submitter, Viewer
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, not_found, over_limit
 from api.state import State, StateOf
 from api.views import View, write_audit
@@ -38,20 +39,27 @@ class SecretView(View):
 
 
 class SecretList(View):
-    """Secrets by name."""
+    """A page of secrets, by name."""
 
     items: list[SecretView]
+    next_cursor: NextCursor
 
 
 @router.get("", summary="List a tenant's secrets", responses=refusals(404))
-def list_secrets(name: str, state: StateOf, caller: Viewer) -> SecretList:
+def list_secrets(
+    name: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None
+) -> SecretList:
     """The names of the secrets; their values never leave."""
     caller.require_tenant(name)
+    wanted = select(Secret.name, Secret.updated_at).where(Secret.tenant == name).order_by(Secret.name).limit(limit + 1)
+    if cursor is not None:
+        wanted = wanted.where(Secret.name > cursor)
     with state.transaction() as session:
         if session.get(Tenant, name) is None:
             raise not_found("tenant", name)
-        rows = session.scalars(select(Secret).where(Secret.tenant == name).order_by(Secret.name))
-        return SecretList(items=[SecretView(name=row.name, updated_at=row.updated_at) for row in rows])
+        rows, following = page(session.execute(wanted).all(), limit, lambda row: str(row.name))
+        items = [SecretView(name=secret, updated_at=updated_at) for secret, updated_at in rows]
+        return SecretList(items=items, next_cursor=following)
 
 
 @router.put("/{secret}", summary="Make or replace a secret", responses=refusals(404))

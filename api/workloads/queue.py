@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from sqlalchemy import Select, func, select
@@ -13,7 +13,7 @@ from api.openapi import refusals
 from api.state import StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.reading import effective_level, find
-from api.workloads.reasons import Why, why_all
+from api.workloads.reasons import QueueRow, Why, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
@@ -26,6 +26,9 @@ _PART = 100
 router = APIRouter(prefix="/v1", tags=["following"])
 
 
+_COLUMNS = (*(getattr(Workload, name) for name in QueueRow._fields[:-1]), Tenant.level.label("tenant_level"))
+
+
 @router.get("/queue", summary="The queue")
 def queue(
     state: StateOf,
@@ -36,7 +39,7 @@ def queue(
     with state.transaction() as session:
         newest = state.queue.load(session)
         waiting = (
-            select(Workload, Tenant.level)
+            select(*_COLUMNS)
             .join(Tenant, Tenant.name == Workload.tenant)
             .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None))
         )
@@ -45,23 +48,23 @@ def queue(
         total = session.scalar(select(func.count()).select_from(waiting.with_only_columns(Workload.id).subquery()))
         rows = _in_order(session, newest, waiting, caller.tenant, limit)
         if len(rows) < limit:
-            unseen = waiting.where(Workload.id.not_in([row.id for row, _ in rows]))
+            unseen = waiting.where(Workload.id.not_in([row.id for row in rows]))
             unseen = unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(rows))
-            rows += [(row, level) for row, level in session.execute(unseen)]
-        whys = why_all(session, state.queue, [row for row, _ in rows])
-        items = [_entry(whys[row.id], row, level) for row, level in rows]
+            rows += map(QueueRow._make, session.execute(unseen))
+        whys = why_all(session, state.queue, rows)
+        items = [_entry(whys[row.id], row) for row in rows]
         return QueueView(scanned_at=_scanned_at(newest), total=total or 0, items=items)
 
 
 def _in_order(
-    session: Session, newest: published.Queue, waiting: Select[Workload, int], tenant: str | None, limit: int
-) -> list[tuple[Workload, int]]:
-    """The first of those that the scan ranked and that still wait, each with its tenant's level."""
-    rows: list[tuple[Workload, int]] = []
+    session: Session, newest: published.Queue, waiting: Select[Any], tenant: str | None, limit: int
+) -> list[QueueRow]:
+    """The first of those that the scan ranked and that still wait."""
+    rows: list[QueueRow] = []
     ranked = iter(newest.of_tenant(tenant))
     while len(rows) < limit and (part := list(islice(ranked, max(limit, _PART)))):
         wanted = waiting.where(Workload.id.in_([id_ for _, id_ in part]))
-        found = {row.id: (row, level) for row, level in session.execute(wanted)}
+        found = {row.id: row for row in map(QueueRow._make, session.execute(wanted))}
         rows += [found[id_] for _, id_ in part if id_ in found]
     return rows[:limit]
 
@@ -70,11 +73,11 @@ def _scanned_at(newest: published.Queue) -> datetime | None:
     return datetime.fromtimestamp(newest.scanned_at_s, UTC) if newest.scan else None
 
 
-def _entry(why_: Why, row: Workload, tenant_level: int) -> QueueEntry:
+def _entry(why_: Why, row: QueueRow) -> QueueEntry:
     item = why_.entry
     return QueueEntry(
         id=row.id, name=row.name, tenant=row.tenant, position=item.position if item else None,
-        rank=item.rank if item else None, level=max(tenant_level, row.level or 0),
+        rank=item.rank if item else None, level=max(row.tenant_level, row.level or 0),
         over_quota=item.over_quota if item else None, credit=item.credit if item else None,
         submitted_at=row.submitted_at, reasons=why_.reasons,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -17,6 +17,25 @@ from infra.db.models import Attempt, Workload
 
 OVERDUE_S = 15.0
 """Every change of the queue asks for a scan. After this time without one, `why` says that the scan is overdue."""
+
+
+class QueueRow(NamedTuple):
+    """What the queue needs of a workload: a whole row has its document, which is many times as large."""
+
+    id: str
+    name: str
+    tenant: str
+    phase: str
+    attempt: int
+    region: str | None
+    level: int | None
+    held_by: str | None
+    submitted_at: datetime
+    reason: dict[str, Any] | None
+    tenant_level: int
+
+
+Row = Workload | QueueRow
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,7 @@ class Why:
         return self.reasons[0] if self.reasons else None
 
 
-def why_all(session: Session, queue: published.Newest, rows: Sequence[Workload]) -> dict[str, Why]:
+def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> dict[str, Why]:
     """Why each of `rows` is where it is, by id."""
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
     newest = queue.load(session) if queued else published.NOTHING
@@ -55,7 +74,7 @@ def why_all(session: Session, queue: published.Newest, rows: Sequence[Workload])
     return out
 
 
-def _why_queued(row: Workload, entry: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
+def _why_queued(row: Row, entry: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
     """It is held, over quota, what each region said; nothing where no scan has reached it yet."""
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
     found = [quota, *((waiting or {}).get("reasons", []))]
@@ -69,7 +88,7 @@ def _why_queued(row: Workload, entry: published.Entry | None, waiting: Mapping[s
     return views
 
 
-def _unscanned(session: Session, rows: Sequence[Workload]) -> dict[str, ReasonView]:
+def _unscanned(session: Session, rows: Sequence[Row]) -> dict[str, ReasonView]:
     """Of queued workloads that no scan has reached: that they wait for the next one, or that it is overdue."""
     if not rows:
         return {}
@@ -85,14 +104,14 @@ def _unscanned(session: Session, rows: Sequence[Workload]) -> dict[str, ReasonVi
     return out
 
 
-def _waiting(session: Session, rows: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
+def _waiting(session: Session, rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
     if not rows:
         return {}
     found = select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_([row.id for row in rows]))
     return dict(session.execute(found).all())
 
 
-def _started(session: Session, rows: Sequence[Workload]) -> dict[str, datetime | None]:
+def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None]:
     """When the newest attempts of running workloads began to run."""
     if not rows:
         return {}

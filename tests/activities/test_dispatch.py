@@ -98,6 +98,20 @@ async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: 
     assert found is not None and found.wakes == 2
 
 
+async def test_wakes_keep_their_interval(town: World, client: Client, database_url: str) -> None:
+    """A wake that comes within `wake_interval_s` of the one before waits, and holds back nobody else's mail."""
+    dispatcher = Dispatcher(town.engine, database_url, client, wake_interval_s=3600)
+    for _ in range(2):
+        with town.session() as session:
+            outbox.wake_scheduler(session)
+        await dispatcher._deliver_batch()
+    assert _due(town) == [("wake", None)]
+    name = town.submit()
+    _mail(town, name)
+    await dispatcher._deliver_batch()
+    assert {kind for kind, _ in _due(town)} == {"wake"}
+
+
 async def test_a_crash_between_delivery_and_its_mark(
     town: World, dispatcher: Dispatcher, client: Client, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,10 @@
 """Calls of the API that the client's parts are made of: one, a list, and pages."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
-from mizzen.client.transport import Params, Transport
+from mizzen.client.transport import Transport
 
 PAGE = 500
 
@@ -16,9 +16,6 @@ class Calls:
 
     def _call(self, method: str, *parts: str, **options: Any) -> Any:
         return self._transport.request(method, path_of(*parts), **options)
-
-    def _items(self, *parts: str, params: Params | None = None) -> list[Any]:
-        return cast(list[Any], self._call("GET", *parts, params=params)["items"])
 
     def _pages(self, path: str | tuple[str, ...], params: dict[str, Any], limit: int | None) -> Iterator[Any]:
         parts = path.split("/") if isinstance(path, str) else path

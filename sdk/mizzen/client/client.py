@@ -301,7 +301,7 @@ class Client(Data):
 
     def secrets(self, tenant: str) -> list[str]:
         """Names of the tenant's secrets; their values never leave the API."""
-        return [item["name"] for item in self._items("tenants", tenant, "secrets")]
+        return [item["name"] for item in self._pages(("tenants", tenant, "secrets"), {}, None)]
 
     def set_secret(self, tenant: str, name: str, value: str) -> None:
         """Make or replace a secret."""
@@ -342,7 +342,7 @@ class Client(Data):
 
     def clusters(self, region: str | None = None) -> list[views.Cluster]:
         """The clusters."""
-        return self._items("clusters", params={"region": region})
+        return list(self._pages("clusters", {"region": region}, None))
 
     def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
         """The machines."""
