@@ -1,8 +1,7 @@
 """The shim: one small process above each task, which outlives the agent and keeps the task's status.
 
-Run by `agent.tasks.shim_command`, with the launch as JSON on its standard input, so that no secret touches a disk.
-Standard library only, with `records`, `cgroups` and `view`, which are too. It leaves its parent's session and family,
-and in FOLDER
+Forked by the agent's zygote (`agent.zygote`), in a session of its own, with the launch through a pipe, so that no
+secret touches a disk. Standard library only, with `records`, `cgroups` and `view`, which are too. In FOLDER it
 
 - holds `lock` (flock) for as long as it lives;
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
@@ -16,7 +15,6 @@ on CLOCK_BOOTTIME), or after the launch's `grace_s` where there is no such file.
 task's process tree, and to a process below only when its parent is gone: a trainer whose data loaders died of the
 notice could not save any more, and a launcher passes it on in its own way. A shell passes nothing on, so what it runs
 is told with it. Until the deadline the task's children may finish even if its first process is gone.
-The task's dead leader is reaped last, so that its process group cannot become another's in the meantime.
 """
 
 import contextlib
@@ -148,33 +146,33 @@ class _Task:
         self.folder = folder
         self.launch = launch
         self.pid = pid
-        self.ended = False
+        self.status: int | None = None
+        """How it ended, as `os.waitpid` has it; None: it has not."""
         self.deadline_s: float | None = None
         self.noticed: set[tuple[int, int]] = set()
         """Pid and start time of those that got the notice."""
 
-    def reap(self) -> None:
-        """See whether the task ended, and bury what else died; the task itself stays unburied."""
-        while not self.ended:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            if ended.si_pid == self.pid:
-                self.ended = True
-            else:
-                os.waitpid(ended.si_pid, 0)
+    def reap(self) -> bool:
+        """Bury what died, the task among it; whether a child is left.
 
-    def others(self) -> set[int]:
-        """The task's descendants, without those that are only waiting to be buried."""
+        Every descendant is a child's, or a child: where none is left, nothing of the task is.
+        """
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.pid:
+                self.status = status
+
+    def alive(self) -> set[int]:
+        """What lives of the task and its descendants."""
+        if not self.reap():
+            return set()  # A look at every process of the machine costs milliseconds.
         table = process_table()
-        me = os.getpid()
-        for pid, (state, parent, _) in table.items():
-            if state in "ZX" and parent == me and pid != self.pid:
-                os.waitpid(pid, os.WNOHANG)
-        return {pid for pid in descendants({me}, table) - {self.pid} if table[pid][0] not in "ZX"}
+        return {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
 
     def notice(self) -> None:
         """SIGTERM to the top of the tree the first time (`pass_on`); the earliest deadline counts."""
@@ -216,7 +214,7 @@ class _Task:
         pause_s = 0.005
         while True:
             left = False
-            for pid in self.others() | processes_in(limits) - {self.pid} | ({self.pid} if not self.ended else set()):
+            for pid in self.alive() | processes_in(limits):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -224,7 +222,6 @@ class _Task:
                 except PermissionError:
                     continue  # A setuid program of another user: nobody but root can end it.
                 left = True
-            self.reap()
             if not left:
                 return
             time.sleep(pause_s)
@@ -234,7 +231,7 @@ class _Task:
         """Until the task has ended, and, where it was told to stop, its children too or the deadline came."""
         while True:
             self.reap()
-            if self.ended and (self.deadline_s is None or not self.others()):
+            if self.status is not None and (self.deadline_s is None or not self.alive()):
                 return
             timeout_s = 3600.0
             if self.deadline_s is not None:
@@ -296,7 +293,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     task = _Task(folder, launch, pid)
     task.wait()
     task.kill()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1] if task.status is None else task.status)
     memory = memory_use(launch["limits"])
     for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
         remove_cgroup(path)
@@ -313,24 +310,14 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
             time.sleep(_WRITE_AGAIN_S)
 
 
-def main(folder: str) -> None:
-    """Start the shim of the run in `folder`; returns, in the first process, when the task is recorded or refused.
+def main(folder: str, launch: dict[str, Any], started: int) -> None:
+    """Be the shim of the run in `folder`: to the end of its task, or until it is refused.
 
-    That process's exit code is the errno of a system call that failed before.
+    Closes the descriptor `started` once the task is recorded; writes the errno of a system call that failed before.
     """
-    launch = json.load(sys.stdin.buffer)
-    os.setsid()
-    recorded, started = os.pipe()
-    if os.fork() != 0:
-        os.close(started)
-        os._exit(int(os.read(recorded, 8) or b"0"))
-    os.close(recorded)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
     try:
         supervise(folder, launch, started)
     except OSError as error:
         if not os.path.exists(f"{folder}/{PID_FILE}"):  # Else `started` is closed.
             os.write(started, str(error.errno or 0).encode())
         raise
-    os._exit(0)

@@ -17,8 +17,6 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from typing import Any
 from agent import cgroups, records, shim
 from agent.launch import TaskLaunch
 from agent.processes import Identity, kill_until_gone, with_run_ids
+from agent.starting import NoZygote, start_shim
 from domain.ids import run_id
 
 _STARTING_S = 10.0
@@ -177,14 +176,6 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-_SHIM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from agent.shim import main; main(sys.argv[1])"
-
-
-def shim_command(folder: Path) -> list[str]:
-    """The command that starts the shim of the run in `folder`. It sees nothing of the environment's packages."""
-    return [sys.executable, "-I", "-S", "-E", "-c", _SHIM, str(Path(shim.__file__).parents[1]), str(folder)]
-
-
 def start(run: RunFolder, launch: TaskLaunch) -> None:
     """Start the task, if nobody has: returns when it is recorded. The shim decides, so repetition does no harm.
 
@@ -195,18 +186,13 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
     if look(run) is not State.ABSENT:
         return
     with open(run.path / "shim.log", "ab", opener=private) as log:
-        process = subprocess.Popen(
-            shim_command(run.path),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            cwd="/",
-            env={},
-        )
-        process.communicate(json.dumps(launch.to_json()).encode())
+        try:
+            failed = start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno())
+        except NoZygote as error:
+            raise NotStarted(f"task {run.run_id} could not be started: {error}") from None
     if look(run) is State.ABSENT and not _recorded(run):
-        if process.returncode in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(process.returncode, os.strerror(process.returncode), str(run.path))
+        if failed in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(failed, os.strerror(failed), str(run.path))
         complaint = (run.path / "shim.log").read_text(errors="replace")[-2000:]
         raise NotStarted(f"task {run.run_id} could not be started: {complaint.strip() or 'its shim was killed'}")
 

@@ -21,7 +21,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import RetryPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from agent import tasks
+from agent import shim, tasks
 from agent.config import AgentConfig
 from agent.host import serve
 from agent.launch import LaunchDescription, TaskLaunch
@@ -43,6 +43,13 @@ def processes_of(folder: Path) -> list[int]:
                 if mark in (path / "cmdline").read_bytes() + (path / "environ").read_bytes():
                     found.append(int(path.name))
     return sorted(found)
+
+
+def zygotes(of: int | None = None) -> set[int]:
+    """Living zygotes of a process, by default of this one."""
+    parent, table = os.getpid() if of is None else of, shim.process_table()
+    children = [pid for pid, (state, above, _) in table.items() if above == parent and state not in "ZX"]
+    return {pid for pid in children if shim.process_name(pid) == "mizzen-zygote"}
 
 
 def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,12 +15,9 @@ import pytest
 from agent import shim, tasks
 from agent.cgroups import make_cgroup
 from agent.processes import Identity
+from agent.starting import start_shim
 from agent.tasks import RunFolder, State
-from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until
-
-
-def children_of_this_process() -> set[int]:
-    return {pid for pid, (_, parent, _) in shim.process_table().items() if parent == os.getpid()}
+from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until, zygotes
 
 
 @pytest.mark.parametrize(
@@ -34,14 +30,15 @@ def children_of_this_process() -> set[int]:
     ],
 )
 def test_the_status_is_kept(tmp_path: Path, code: str, exit_code: int | None, signum: int | None) -> None:
-    """A task's exit code or signal is in its folder, and the starter has no child, not even a dead one."""
-    before = children_of_this_process()
+    """A task's exit code or signal is in its folder; the starter has no child but its zygote, not even a dead one."""
+    before = shim.descendants({os.getpid()}) - zygotes()
     run = run_folder(tmp_path)
     tasks.start(run, python(run, code))
     exit_ = ended(run)
     assert (exit_.exit_code, exit_.signal, exit_.started) == (exit_code, signum, True)
     assert tasks.look(run) is State.ENDED
-    assert children_of_this_process() <= before
+    until(lambda: shim.descendants({os.getpid()}) - zygotes() <= before)
+    assert len(zygotes()) == 1
 
 
 @pytest.mark.parametrize("argv", [("no-such-command",), ("./no-such-file",), ("/",)])
@@ -239,8 +236,8 @@ def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> N
     else:
         tasks.start(run, launch)
         ended(run)
-    command = tasks.shim_command(run.path)
-    subprocess.run(command, input=json.dumps(launch.to_json()).encode(), check=True)
+    with (run.path / "shim.log").open("ab") as log:
+        assert start_shim(run.path, json.dumps(launch.to_json()).encode(), log.fileno()) == 0
     until(lambda: processes_of(tmp_path) == [])
     assert (run.work / "starts").exists() is not stopped
     assert stopped or (run.work / "starts").read_text() == "x"
