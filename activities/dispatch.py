@@ -18,6 +18,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.pace import Pace
 from activities.starting import Start, read_start, start_workflow
 from domain import ids
 from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
@@ -32,7 +33,7 @@ _AT_ONCE = 16
 _POLL_S = 2.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
 _REST_S = 1.0
-_WAKE_INTERVAL_S = SchedulerSettings().wake_interval_s
+_SCHEDULER = SchedulerSettings()
 _LONGEST_REST_S = 60.0
 """A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
@@ -69,14 +70,14 @@ class Dispatcher:
         database_url: str,
         client: Client,
         alive: Callable[[], None] = lambda: None,
-        wake_interval_s: float = _WAKE_INTERVAL_S,
+        scheduler: SchedulerSettings = _SCHEDULER,
     ) -> None:
         """`alive` is called whenever the outbox was looked at, and after each delivery.
 
-        The scheduler is woken at most every `wake_interval_s`: a pass sees all that was committed before it, and costs
+        The scheduler is woken as often as its settings allow: a pass sees all that was committed before it, and costs
         the same for one change as for many.
         """
-        self._wake_interval_s = wake_interval_s
+        self._pace = Pace(scheduler.wake_interval_s, scheduler.wakes_per_s)
         self._engine = engine
         self._alive = alive
         self._url = database_url
@@ -161,7 +162,7 @@ class Dispatcher:
         if failure is None:
             self._resting.pop(receiver, None)
             if receiver == "wake":
-                self._resting["wake"] = _Rest(time.monotonic() + self._wake_interval_s, _REST_S / 2)
+                self._resting["wake"] = _Rest(self._pace.take(time.monotonic()), _REST_S / 2)
             return
         away = failure.status in _AWAY if isinstance(failure, RPCError) else isinstance(failure, DBAPIError)
         if away or not isinstance(failure, Exception):

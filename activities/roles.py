@@ -167,11 +167,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             await set_schedule(client, settings.tetris.nightly)
             loops = (
                 Dispatcher(
-                    engine,
-                    settings.database,
-                    client,
-                    partial(beat.strike, DISPATCHER),
-                    settings.scheduler.wake_interval_s,
+                    engine, settings.database, client, partial(beat.strike, DISPATCHER), settings.scheduler
                 ).run(),
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),

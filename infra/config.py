@@ -110,8 +110,10 @@ class SchedulerSettings(_Section):
     scan_interval_s: float = Field(300.0, gt=0)
     """A scan pass at least this often (MAST 4.2); on changes much sooner."""
     wake_interval_s: float = Field(0.1, gt=0)
-    """Changes of the queue and of the fleet start a pass at most this often. A longer interval delays placement by as
+    """Between two passes that changes of the queue and of the fleet start. A longer interval delays placement by as
     much, and costs less CPU while many changes come one by one."""
+    wakes_per_s: float = Field(2.5, gt=0)
+    """Such passes while changes never stop; ten more at once after a quiet time."""
     w_age: float = Field(1.0 / 3600, ge=0)
     """Credit per second of waiting (expression 10)."""
     age_cap_s: float = Field(7 * 86400.0, ge=0)

@@ -16,6 +16,7 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol import MailKind
 from domain.search_attributes import TENANT
+from infra.config import SchedulerSettings
 from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Workload
@@ -100,7 +101,7 @@ async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: 
 
 async def test_wakes_keep_their_interval(town: World, client: Client, database_url: str) -> None:
     """A wake that comes within `wake_interval_s` of the one before waits, and holds back nobody else's mail."""
-    dispatcher = Dispatcher(town.engine, database_url, client, wake_interval_s=3600)
+    dispatcher = Dispatcher(town.engine, database_url, client, scheduler=SchedulerSettings(wake_interval_s=3600))
     for _ in range(2):
         with town.session() as session:
             outbox.wake_scheduler(session)
