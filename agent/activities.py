@@ -216,7 +216,7 @@ class NodeActivities:
         The tasks get that notice from here, at once: some platforms leave five seconds, and Temporal may be away.
         """
         runs = staged.runs
-        readers = [NoticeReader(run) for run in runs]
+        readers = [NoticeReader(run, staged.masker) for run in runs]
         grace_s = staged.launch.checkpoint.grace_s
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
         next_heartbeat_s = 0.0
@@ -225,7 +225,7 @@ class NodeActivities:
             running = await self._running(runs)
             now_s = time.monotonic()
             if now_s >= next_heartbeat_s or not running:
-                activity.heartbeat(NodeHeartbeat([read_progress(run) for run in runs], len(running)))
+                activity.heartbeat(NodeHeartbeat([read_progress(run, staged.masker) for run in runs], len(running)))
                 next_heartbeat_s = now_s + pause_s
             if not running:
                 return
@@ -290,7 +290,7 @@ class NodeActivities:
 
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """How it ended, from the folders alone. Exits in the order in which tasks ended: the first failure first."""
-        found = outcome(self._config.machine, staged.runs)
+        found = outcome(self._config.machine, staged.runs, staged.masker)
         return replace(found, notice=self._notices.current or found.notice)
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:

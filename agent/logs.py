@@ -65,6 +65,12 @@ class Masker:
                 start = last
         return b"".join([*out, text[start:]])
 
+    def mask_words(self, words: str, *, is_cut: bool) -> str:
+        """A short text, masked. `is_cut`: it may end in the middle of a value, whose beginning is masked too."""
+        text = words.encode(errors="replace")
+        end = self.cut(text, final=not is_cut, whole_lines=False)
+        return (self.mask(text[:end]) + (MASK if end < len(text) else b"")).decode(errors="replace")
+
     def cut(self, text: bytes, *, final: bool, whole_lines: bool) -> int:
         """How much of the start of `text` may be masked and shipped without knowing what follows.
 

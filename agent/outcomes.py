@@ -11,7 +11,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agent import records
+from agent.launch import LaunchDescription
+from agent.logs import Masker
 from agent.progress import read_progress
+from agent.sealed import CannotUnseal, unseal
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from domain.protocol import NodeOutcome, TaskExit
@@ -19,12 +22,15 @@ from domain.protocol import NodeOutcome, TaskExit
 _OUTCOME = TypeAdapter(NodeOutcome)
 
 
-def outcome(machine: str, runs: Sequence[RunFolder]) -> NodeOutcome:
-    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first."""
+def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> NodeOutcome:
+    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first.
+
+    `masker` as in `agent.progress.read_progress`.
+    """
     ends = [run.exit() for run in runs]
     ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
     stops = [stop for run in runs if (stop := run.stop()) is not None]
-    progress = [read_progress(run) for run in runs]
+    progress = [read_progress(run, masker) for run in runs]
     told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
     return NodeOutcome(
         machine=machine,
@@ -53,7 +59,7 @@ def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> No
         return
     runs = [attempt.run(place.job, place.task) for place in launch.on_machine(machine)]
     if runs and all(run.exit() is not None for run in runs):
-        body = _OUTCOME.dump_python(outcome(machine, runs), mode="json")
+        body = _OUTCOME.dump_python(outcome(machine, runs, _masker(state, launch, machine)), mode="json")
         records.write_durably(str(_file(state, attempt.key)), body)
 
 
@@ -62,6 +68,13 @@ def kept_outcome(state: StateFolder, key: str) -> NodeOutcome | None:
     try:
         return _OUTCOME.validate_json(_file(state, key).read_bytes())
     except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _masker(state: StateFolder, launch: LaunchDescription, machine: str) -> Masker | None:
+    try:
+        return Masker.of(unseal(state.private_keys(), launch.sealed_secrets.get(machine)))
+    except CannotUnseal:
         return None
 
 

@@ -8,6 +8,7 @@ import stat
 import time
 from typing import Any
 
+from agent.logs import MASK, Masker
 from agent.tasks import RunFolder
 from domain.reported import CadenceReport, LoadReport, LoadState, NoticeReport, TaskProgress
 
@@ -19,8 +20,12 @@ _LATEST_S = 253402300799.0
 """The end of the year 9999: no time that is told comes later."""
 
 
-def read_progress(run: RunFolder) -> TaskProgress:
-    """The task's progress. A report that is absent, forged or half sensible gives as much as can be trusted."""
+def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
+    """The task's progress. A report that is absent, forged or half sensible gives as much as can be trusted.
+
+    What it says in words leaves the machine, as its output does, and is masked like that; None: the secrets are not
+    known here, and all words are masked.
+    """
     report = _read_report(run.report)
     checkpoint = _part(report, "checkpoint")
     return TaskProgress(
@@ -34,17 +39,19 @@ def read_progress(run: RunFolder) -> TaskProgress:
         checkpoint_s=_number(checkpoint.get("duration_s")),
         active_at_s=last_sign_s(run),
         checkpoint_write_s=_number(checkpoint.get("write_s")),
-        cadence=_cadence(_part(report, "cadence")),
-        load=_load(_part(report, "load")),
-        notice=_notice(_part(report, "notice")),
+        cadence=_cadence(_part(report, "cadence"), masker),
+        load=_load(_part(report, "load"), masker),
+        notice=_notice(_part(report, "notice"), masker),
     )
 
 
 class NoticeReader:
     """Reads one task's notice again and again, its file only where that has changed since the last look."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, masker: Masker | None) -> None:
+        """`masker` as in `read_progress`."""
         self._run = run
+        self._masker = masker
         self._seen: tuple[int, int, int] | None = None
         self._notice: NoticeReport | None = None
 
@@ -57,11 +64,11 @@ class NoticeReader:
         now = (status.st_ino, status.st_mtime_ns, status.st_size)
         if now != self._seen:
             self._seen = now
-            self._notice = _notice(_part(_read_report(self._run.report), "notice"))
+            self._notice = _notice(_part(_read_report(self._run.report), "notice"), self._masker)
         return self._notice
 
 
-def _cadence(body: dict[str, Any]) -> CadenceReport | None:
+def _cadence(body: dict[str, Any], masker: Masker | None) -> CadenceReport | None:
     interval_s = _number(body.get("interval_s"))
     if interval_s is None:
         return None
@@ -70,18 +77,18 @@ def _cadence(body: dict[str, Any]) -> CadenceReport | None:
         _number(body.get("cost_s")),
         _number(body.get("mtbf_s")),
         _number(body.get("step_s")),
-        _words(body.get("source")),
+        _words(body.get("source"), masker),
     )
 
 
-def _load(body: dict[str, Any]) -> LoadReport | None:
+def _load(body: dict[str, Any], masker: Masker | None) -> LoadReport | None:
     state = body.get("state")
     if not isinstance(state, str) or state not in list(LoadState):
         return None
-    return LoadReport(state, _words(body.get("error")), _whole(body.get("skipped")) or 0)
+    return LoadReport(state, _words(body.get("error"), masker), _whole(body.get("skipped")) or 0)
 
 
-def _notice(body: dict[str, Any]) -> NoticeReport | None:
+def _notice(body: dict[str, Any], masker: Masker | None) -> NoticeReport | None:
     platform, kind, at_s = body.get("platform"), body.get("kind"), _time(body.get("at_s"))
     if not (isinstance(platform, str) and isinstance(kind, str) and at_s is not None):
         return None
@@ -91,8 +98,14 @@ def _notice(body: dict[str, Any]) -> NoticeReport | None:
     certain = body.get("certain", kind != "rebalance") is True
     ends_at_s = _time(body.get("ends_at_s"))
     return NoticeReport(
-        platform, kind, certain, at_s, ends_at_s, _words(body.get("words")) or "", _words(body.get("decision"))
-    )
+        platform,
+        kind,
+        certain,
+        at_s,
+        ends_at_s,
+        _words(body.get("words"), masker) or "",
+        _words(body.get("decision"), masker),
+    )  # fmt: skip
 
 
 def last_sign_s(run: RunFolder) -> float | None:
@@ -135,11 +148,14 @@ def _part(report: dict[str, Any], name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _words(value: object) -> str | None:
-    """A text that Postgres and people can take: no zero characters or lone surrogates, and not long."""
+def _words(value: object, masker: Masker | None) -> str | None:
+    """A text that Postgres and people can take: masked, no zero characters or lone surrogates, and not long."""
     if not isinstance(value, str):
         return None
-    return value[:_MAX_WORDS].replace("\0", "").encode(errors="replace").decode()
+    if masker is None:
+        return MASK.decode()
+    # The SDK has cut what is as long as this.
+    return masker.mask_words(value, is_cut=len(value) >= _MAX_WORDS)[:_MAX_WORDS].replace("\0", "")
 
 
 def _time(value: object) -> float | None:

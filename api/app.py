@@ -47,8 +47,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
     app.add_middleware(limits.Admission, settings=settings.limits)
     app.add_middleware(
-        auth.Authentication, engine=state.authentication_engine, threads=state.threads.authentication,
-        warning_s=settings.api.key_warning_s,
+        auth.Authentication, engine=state.authentication_engine, threads=state.threads,
+        warning_s=settings.api.key_warning_s, limits=settings.limits,
     )  # fmt: skip
     app.add_middleware(refusals.Noting, recorder=state.refusals)
     app.add_middleware(metrics.Counting, metrics=state.metrics)

@@ -17,8 +17,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import Kind, Problem, not_found, of_database
-from api.threads import Pool
+from api.logins import FailedLogins, address_of
+from api.problems import Kind, Problem, not_found, of_database, over_limit
+from api.threads import Threads
+from infra.config import LimitSettings
 from infra.db.models import ApiKey
 from infra.db.session import transaction
 from infra.keys import hash_api_key
@@ -125,31 +127,47 @@ def login_failure_of(scope: Scope) -> LoginFailed | None:
 class Authentication:
     """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key.
 
-    Keys are looked up in `threads` and over `engine`, which nothing else uses, so requests that hang keep nobody from
-    logging in.
+    Keys are looked up in the threads of `threads.authentication` and over `engine`, which nothing else uses, so
+    requests that hang keep nobody from logging in. An address that has failed too often gets 429 for another failure.
+    Its valid keys still work, since others may share the address; they are looked up in `threads.suspects`, so that
+    the address cannot take the threads in which others log in.
     """
 
-    def __init__(self, app: ASGIApp, engine: Engine, threads: Pool, warning_s: float) -> None:
+    def __init__(self, app: ASGIApp, engine: Engine, threads: Threads, warning_s: float, limits: LimitSettings) -> None:
         self._app = app
         self._engine = engine
         self._threads = threads
         self._warning_s = warning_s
+        self._limits = limits
+        self._failed = FailedLogins(limits.failed_logins_per_address, limits.failed_logins_burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
         if scope["type"] != "http" or not (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
             await self._app(scope, receive, send)
             return
+        address = address_of(scope)
+        pool = self._threads.suspects if self._failed.is_over(address) else self._threads.authentication
         try:
             given = Headers(scope=scope).get("authorization")
-            scope[_CALLER] = await self._threads.run(partial(authenticate, self._engine, given))
+            scope[_CALLER] = await pool.run(partial(authenticate, self._engine, given))
         except LoginFailed as problem:
             scope[_FAILURE] = problem
-            await problem.response()(scope, receive, send)
+            wait_s = self._failed.count(address)
+            answer = self._too_many(address, problem, wait_s) if wait_s > 0 else problem
+            await answer.response()(scope, receive, send)
         except SQLAlchemyError as error:
             await of_database(error).response()(scope, receive, send)
         else:
             await self._app(scope, receive, self._warning(scope[_CALLER], send))
+
+    def _too_many(self, address: str, problem: LoginFailed, wait_s: float) -> Problem:
+        most = self._limits.failed_logins_per_address
+        return over_limit(
+            "failed_logins_per_address", most,
+            f"{problem.detail}; {address} has sent too many requests without one, send at most {most:g} per second",
+            wait_s,
+        )  # fmt: skip
 
     def _warning(self, caller: Caller, send: Send) -> Send:
         """`send`, which says when the key expires if that is soon."""

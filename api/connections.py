@@ -1,14 +1,29 @@
-"""Connections whose client neither sends nor reads: each has a bounded time for a request's head, and for an answer."""
+"""Connections: so many at the same time, and each with a bounded time for a request's head, and for an answer."""
 
 import asyncio
+import logging
+import resource
 from typing import Any, ClassVar
 
 import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from api.problems import Kind, LimitView, Problem
 from infra.config import LimitSettings
 
 _MESSAGE = b"no whole request came in time"
+_SPARE = 64
+"""Connections beyond the limit that are still told why they are refused, and asked for health; others are closed."""
+_OTHER_FILES = 512
+"""File descriptors that a process needs besides: for Postgres, Temporal, object stores and archives."""
+_HEALTH = frozenset({"/healthz", "/readyz"})
+_FULL = b"too many connections"
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+_log = logging.getLogger(__name__)
 
 
 class BoundedProtocol(H11Protocol):
@@ -18,6 +33,7 @@ class BoundedProtocol(H11Protocol):
     (`api.bodies`).
     """
 
+    most: ClassVar[int]
     header_timeout_s: ClassVar[float]
     write_stall_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
@@ -26,6 +42,12 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        if len(self.connections) > self.most + _SPARE:
+            transport.write(_REFUSAL)
+            transport.close()
+            return
+        if len(self.connections) > self.most:
+            self.app = _full(self.app, self.most)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -84,7 +106,46 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
+def _full(app: Any, most: int) -> ASGIApp:
+    """What a connection beyond the limit is answered: health by `app`, all else with 503."""
+    problem = Problem(
+        Kind.BUSY,
+        f"{most} connections are open; send the request again when some of them are closed (limits.connections)",
+        headers={"Retry-After": "1", "Connection": "close"},
+        limit=LimitView(name="limits.connections", value=most),
+    )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in _HEALTH:
+            await app(scope, receive, send)
+        else:
+            await problem.response()(scope, receive, send)
+
+    return answer
+
+
+def _allowed(wanted: int) -> int:
+    """As many of the `wanted` connections as the process has file descriptors for; raises its own limit of them."""
+    needed = wanted + _SPARE + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            found = max(1, soft - _SPARE - _OTHER_FILES)
+            _log.warning(
+                "limits.connections is %d, and this process may open %d files (ulimit -n): it serves %d connections",
+                wanted, soft, found,
+            )  # fmt: skip
+            return found
+    return wanted
+
+
 def protocol(limits: LimitSettings) -> type[BoundedProtocol]:
-    """The protocol for `uvicorn.Config(http=...)`, with the times of `limits`."""
-    times = {"header_timeout_s": limits.header_timeout_s, "write_stall_s": limits.write_stall_s}
-    return type("Protocol", (BoundedProtocol,), times)
+    """The protocol for `uvicorn.Config(http=...)`, with the limits and times of `limits`."""
+    bounds = {
+        "most": _allowed(limits.connections),
+        "header_timeout_s": limits.header_timeout_s,
+        "write_stall_s": limits.write_stall_s,
+    }
+    return type("Protocol", (BoundedProtocol,), bounds)

@@ -7,31 +7,15 @@ The counts are this process's. Several API processes behind one address each all
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Caller, caller_of
 from api.problems import Problem, over_limit
+from api.tokens import Bucket
 from infra.config import LimitSettings
 
 _ADMITTED = "mizzen.admitted"
-
-
-@dataclass
-class Bucket:
-    """A token bucket: `rate` tokens per second, at most `size` of them kept."""
-
-    rate: float
-    size: float
-    tokens: float
-    at_s: float
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until there is a token; 0 if there is one."""
-        self.tokens = min(self.size, self.tokens + (now_s - self.at_s) * self.rate)
-        self.at_s = now_s
-        return 0.0 if self.tokens >= 1 else (1 - self.tokens) / self.rate
 
 
 class Admitted:

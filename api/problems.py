@@ -68,7 +68,7 @@ _KINDS: dict[Kind, tuple[int, str]] = {
     Kind.INVALID_DOCUMENT: (422, "The workload document is not valid"),
     Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was used for another body"),
     Kind.TIMED_OUT: (408, "The request did not arrive in time"),
-    Kind.LIMIT_EXCEEDED: (429, "A limit of the key or the tenant is reached"),
+    Kind.LIMIT_EXCEEDED: (429, "A limit of the key, the tenant or the address is reached"),
     Kind.BUSY: (503, "The server is busy"),
     Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are followed"),
     Kind.DATABASE_UNAVAILABLE: (503, "The database does not answer"),

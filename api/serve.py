@@ -65,6 +65,9 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
         log_config=None,
         access_log=False,
         server_header=False,
+        # By default uvicorn believes these headers of any process on this machine.
+        proxy_headers=bool(settings.api.trusted_proxies),
+        forwarded_allow_ips=list(settings.api.trusted_proxies),
         timeout_graceful_shutdown=graceful_s,
         h11_max_incomplete_event_size=64 << 10,
     )

@@ -33,6 +33,8 @@ class Threads:
 
     def __init__(self) -> None:
         self.authentication = Pool(4)
+        self.suspects = Pool(1)
+        """Looks up keys that come from addresses with too many failed logins."""
         self.streams = Pool(8)
         """Reads Postgres for streams."""
         self.stores = Pool(8)

@@ -4,6 +4,7 @@
 read from the environment; everything can be in the file.
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ class ApiSettings(_Section):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none by default,
+    the client's address is then that of its connection."""
     max_body_bytes: int = Field(2 << 20, gt=0)
     max_archive_bytes: int = Field(16 << 20, gt=0)
     max_unpacked_bytes: int = Field(512 << 20, gt=0)
@@ -56,6 +60,18 @@ class ApiSettings(_Section):
     """How long before a key expires its answers begin to say so."""
     audited_refusals: int = Field(100, gt=0)
     """Entries an hour that refused requests and failed logins may make in the audit list; the rest is one entry."""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(
+                    f"{proxy!r} must be an address or a network, such as 10.0.0.7 or 10.0.0.0/24 ({error})"
+                ) from None
+        return proxies
 
 
 class LimitSettings(_Section):
@@ -70,6 +86,13 @@ class LimitSettings(_Section):
     """The same for all keys of a tenant together."""
     burst_s: float = Field(5.0, ge=1)
     """A key or tenant that was idle may send the requests of this many seconds at once."""
+    failed_logins_per_address: float = Field(10.0, gt=0)
+    """Requests per second without a valid key from one client address, on average; valid keys do not count."""
+    failed_logins_burst: int = Field(1000, gt=0)
+    """So many of them at once."""
+    connections: int = Field(1024, gt=0)
+    """Connections of one process at the same time; requests on others are answered with 503, except `/healthz` and
+    `/readyz`."""
     concurrent_per_key: int = Field(16, gt=0)
     """Requests of one key being answered at the same time, streams aside."""
     concurrent_per_tenant: int = Field(24, gt=0)

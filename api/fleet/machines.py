@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
+from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem, not_found
 from api.state import StateOf
@@ -81,7 +82,7 @@ class MachinePage(View):
 @router.get("", summary="List machines")
 def list_machines(
     state: StateOf,
-    _: Viewer,
+    caller: Viewer,
     region: Annotated[str | None, Query(description="Only this region's")] = None,
     cluster: Annotated[str | None, Query(description="Only clusters of this name")] = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
@@ -98,7 +99,8 @@ def list_machines(
     with state.transaction() as session:
         rows = session.scalars(wanted).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        return MachinePage(items=[MachineView(**_fields(row)) for row in rows[:limit]], next_cursor=more)
+        found = MachinePage(items=[MachineView(**_fields(row)) for row in rows[:limit]], next_cursor=more)
+        return mask(session, caller, found)
 
 
 @router.get(_PATH, summary="A machine", responses=refusals(404))
@@ -231,7 +233,7 @@ def _detail(session: Session, caller: Caller, row: Machine) -> MachineDetail:
     if caller.tenant is not None:
         live = live.where(Workload.tenant == caller.tenant)
     workloads = session.scalars(live.order_by(Workload.id)).all()
-    return MachineDetail(**_fields(row), workloads=list(workloads))
+    return mask(session, caller, MachineDetail(**_fields(row), workloads=list(workloads)))
 
 
 def _fields(row: Machine) -> dict[str, object]:

@@ -7,6 +7,7 @@ from pydantic import Field
 from sqlalchemy import select
 
 from api.auth import Viewer
+from api.masking import mask
 from api.state import StateOf
 from api.views import AuditView, View
 from infra.db.logs import Audit
@@ -43,4 +44,5 @@ def list_audit(
             )
             for row in rows[:limit]
         ]  # fmt: skip
-        return AuditPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
+        found = AuditPage(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
+        return mask(session, caller, found)

@@ -12,9 +12,11 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Viewer
+from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem
 from api.state import State, StateOf
@@ -157,7 +159,7 @@ async def _stream(
         spoke_s, failures = time.monotonic(), 0
         while True:
             try:
-                found = await state.threads.streams.run(partial(_page, state, cursor, workload, tenant))
+                found = await state.threads.streams.run(partial(_page, state, caller, cursor, workload))
                 is_over = not found and await state.threads.streams.run(partial(_is_over, state, cursor, workload))
             except SQLAlchemyError:
                 failures += 1
@@ -182,19 +184,20 @@ async def _stream(
                 spoke_s = time.monotonic()
 
 
-def _page(state: State, cursor: Cursor, workload: str | None, tenant: str | None) -> list[tuple[Cursor, bytes]]:
+def _page(state: State, caller: Caller, cursor: Cursor, workload: str | None) -> list[tuple[Cursor, bytes]]:
     with state.transaction() as session:
-        found = events.read_after(session, cursor, workload=workload, tenant=tenant, limit=_PAGE)
-        return [(Cursor(event.txid, event.id), _frame(event)) for event in found]
+        found = events.read_after(session, cursor, workload=workload, tenant=caller.tenant, limit=_PAGE)
+        return [(Cursor(event.txid, event.id), _frame(session, caller, event)) for event in found]
 
 
-def _frame(event: Event) -> bytes:
+def _frame(session: Session, caller: Caller, event: Event) -> bytes:
     position = Cursor(event.txid, event.id)
     view = EventView(
         id=str(position), at=event.at, kind=event.kind, tenant=event.tenant, workload=event.workload,
         attempt=event.attempt, region=event.region, machine=event.machine, reason=reason_view(event.reason),
         detail=event.detail,
     )  # fmt: skip
+    view = mask(session, caller, view)
     kind = json.dumps(event.kind)[1:-1]
     return f"id: {position}\nevent: {kind}\ndata: {view.model_dump_json()}\n\n".encode()
 

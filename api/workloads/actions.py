@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Submitter
 from api.bodies import MAX_TEXT, Body, JsonOnly, Name
+from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid
 from api.state import StateOf
@@ -63,7 +64,7 @@ def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if row.phase != Phase.CANCELLED:
             _require_live(row)
             _cancel(session, caller, [row])
-        return view(session, state.queue, row)
+        return mask(session, caller, view(session, state.queue, row))
 
 
 @router.post("/{id}/hold", status_code=202, summary="Hold a workload in the queue", responses=refusals(404, 409))
@@ -78,7 +79,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
             row.held_by = caller.id
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
             _record(session, caller, row, "workload.held", "workload.hold", reason)
-        return view(session, state.queue, row)
+        return mask(session, caller, view(session, state.queue, row))
 
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
@@ -90,7 +91,7 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if row.held_by is not None:
             row.held_by = None
             _record(session, caller, row, "workload.released", "workload.release", None)
-        return view(session, state.queue, row)
+        return mask(session, caller, view(session, state.queue, row))
 
 
 @router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))
@@ -104,7 +105,7 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
         # The attempt is named, so that mail which is late does not hit the next one.
         outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
-        return view(session, state.queue, row)
+        return mask(session, caller, view(session, state.queue, row))
 
 
 @router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
@@ -119,7 +120,7 @@ def change(id: str, body: Change, state: StateOf, caller: Submitter) -> Workload
         if body.level > level:
             row.level = body.level
             _record(session, caller, row, "workload.level", "workload.lower", None, level=body.level, before=level)
-        return view(session, state.queue, row)
+        return mask(session, caller, view(session, state.queue, row))
 
 
 def _require_live(row: Workload) -> None:

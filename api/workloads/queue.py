@@ -9,6 +9,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Viewer
+from api.masking import mask
 from api.openapi import refusals
 from api.state import StateOf
 from api.views import ReasonView, reason_view
@@ -53,7 +54,8 @@ def queue(
             rows += map(QueueRow._make, session.execute(unseen))
         whys = why_all(session, state.queue, rows)
         items = [_entry(whys[row.id], row) for row in rows]
-        return QueueView(scanned_at=_scanned_at(newest), total=total or 0, items=items)
+        found = QueueView(scanned_at=_scanned_at(newest), total=total or 0, items=items)
+        return mask(session, caller, found)
 
 
 def _in_order(
@@ -96,12 +98,13 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
             summary = _why_queued(row, item, reasons, len(newest))
         else:
             summary = _why_not_queued(session, row, found.first)
-        return WhyView(
+        told = WhyView(
             workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.rank if item else None,
             level=effective_level(session, row), over_quota=item.over_quota if item else None,
             credit=item.credit if item else None, position=item.position if item else None,
             of=len(newest) if item else None,
         )  # fmt: skip
+        return mask(session, caller, told)
 
 
 def _why_queued(row: Workload, item: published.Entry | None, reasons: list[ReasonView], length: int) -> str:

@@ -15,6 +15,7 @@ from temporalio.service import RPCError
 from api.auth import Submitter, Viewer
 from api.documents.checking import never_held
 from api.documents.schema import DOCUMENT, EXAMPLE
+from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Limit, NumberCursor
 from api.problems import Kind, Problem, invalid
@@ -85,8 +86,7 @@ async def submit_workload(
         spec, unheld = await run_in_threadpool(_admit, state, caller, request, body)
         response.status_code = 200
         planned = await _dry_run(state, spec, unheld)
-        victims = await run_in_threadpool(_seen, state, caller, planned.victims)
-        planned = planned.model_copy(update={"victims": victims, "other_victims": len(planned.victims) - len(victims)})
+        planned = await run_in_threadpool(_masked, state, caller, planned)
         return Response(planned.model_dump_json(), media_type="application/json")
     made = await run_in_threadpool(submit, state, caller, request, body, key)
     response.headers["Location"] = f"/v1/workloads/{made.id}"
@@ -100,14 +100,16 @@ def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tu
         return spec, never_held(session, spec)
 
 
-def _seen(state: State, caller: Submitter, workloads: list[str]) -> list[str]:
-    """Those of `workloads` that the caller may see."""
-    if caller.tenant is None or not workloads:
-        return workloads
+def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:
+    """What the caller may see of it: victims of other tenants are counted, not named."""
+    if caller.tenant is None:
+        return planned
     with state.transaction() as session:
-        own = select(Workload.id).where(Workload.id.in_(workloads), Workload.tenant == caller.tenant)
-        seen = set(session.scalars(own))
-    return [workload for workload in workloads if workload in seen]
+        own = select(Workload.id).where(Workload.id.in_(planned.victims), Workload.tenant == caller.tenant)
+        seen = set(session.scalars(own)) if planned.victims else set()
+        victims = [victim for victim in planned.victims if victim in seen]
+        counted = {"victims": victims, "other_victims": len(planned.victims) - len(victims)}
+        return mask(session, caller, planned.model_copy(update=counted))
 
 
 async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryRunView:
@@ -171,14 +173,15 @@ def list_workloads(
     with state.transaction() as session:
         rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
         more = rows[limit - 1].id if len(rows) > limit else None
-        return WorkloadPage(items=reading.views(session, state.queue, rows[:limit]), next_cursor=more)
+        found = WorkloadPage(items=reading.views(session, state.queue, rows[:limit]), next_cursor=more)
+        return mask(session, caller, found)
 
 
 @router.get("/{id}", summary="A workload", responses=refusals(404))
 def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
     """One workload, with its specification and where its tasks are."""
     with state.transaction() as session:
-        return reading.detail(session, state.queue, reading.find(session, caller, id))
+        return mask(session, caller, reading.detail(session, state.queue, reading.find(session, caller, id)))
 
 
 @router.get("/{id}/attempts", summary="A workload's attempts", responses=refusals(404))
@@ -187,7 +190,8 @@ def list_attempts(
 ) -> AttemptList:
     """Its placements so far, oldest first, with why each ended."""
     with state.transaction() as session:
-        return reading.attempts(session, reading.find(session, caller, id), limit, int(cursor or 0))
+        found = reading.attempts(session, reading.find(session, caller, id), limit, int(cursor or 0))
+        return mask(session, caller, found)
 
 
 @router.get("/{id}/allocations", summary="A workload's allocations", responses=refusals(404))

@@ -10,6 +10,7 @@ from api.auth import Caller
 from api.documents.checking import check, never_held
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
+from api.masking import mask
 from api.problems import FieldError, Kind, Problem, shown
 from api.state import State
 from api.views import write_audit
@@ -112,7 +113,7 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
                 Kind.IDEMPOTENCY_MISMATCH,
                 f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
             )
-        return _submitted(state, session, session.get_one(Workload, known.workload))
+        return _submitted(state, session, caller, session.get_one(Workload, known.workload))
 
 
 def _insert(
@@ -145,9 +146,10 @@ def _insert(
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
     outbox.wake_scheduler(session)
     session.refresh(row)
-    return _submitted(state, session, row)
+    return _submitted(state, session, caller, row)
 
 
-def _submitted(state: State, session: Session, row: Workload) -> SubmittedView:
+def _submitted(state: State, session: Session, caller: Caller, row: Workload) -> SubmittedView:
     spec = WorkloadSpec.model_validate(row.spec)
-    return SubmittedView(**dict(detail(session, state.queue, row)), never=never_held(session, spec))
+    made = SubmittedView(**dict(detail(session, state.queue, row)), never=never_held(session, spec))
+    return mask(session, caller, made)

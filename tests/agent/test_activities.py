@@ -24,6 +24,7 @@ from agent.tasks import State
 from domain.blame import Blame, LaunchError, verdict
 from domain.ids import archive_key, machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, RunNode
+from domain.reported import LoadReport
 from mizzen.objects import open_store
 from tests.agent.harness import STUBBORN, Lab, description, processes_of, until_async
 
@@ -222,6 +223,30 @@ async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
     assert "token" not in str(outcome), "what tasks print does not travel through Temporal's history"
     for path in config.state_dir.rglob("*.json"):
         assert b"hunter2-the-long-one" not in path.read_bytes()
+
+
+async def test_what_tasks_report_is_masked(lab: Lab) -> None:
+    """A secret in an error that a task reports is in no heartbeat, no outcome, and not in what the agent keeps."""
+    config = lab.config()
+    state = StateFolder(config.state_dir)
+    key = PublicKey(base64.b64decode(sealed.public_key(state.private_key())))
+    secrets = {"main": {"TOKEN": "hunter2-the-long-one"}}
+    box = base64.b64encode(SealedBox(key).encrypt(json.dumps(secrets).encode())).decode()
+    report = (
+        """printf '{"load": {"state": "failed", "error": "no access with %s"}}' "$TOKEN" > "$MIZZEN_REPORT"; exit 9"""
+    )
+    launch = description(lab.region, config, report, sealed_secrets={config.machine: box})
+    lab.write(launch)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+        assert [p.load for p in outcome.progress] == [LoadReport("failed", "no access with ***")]
+        tidied = [f"{launch.workload_id}.1"]
+        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0, config.machine) == tidied)
+        late = await lab.stop(launch, config.machine, 0.0)
+    assert late.progress == outcome.progress
+    for path in config.state_dir.rglob("*.json"):
+        assert b"hunter2" not in path.read_bytes()
 
 
 async def test_what_cannot_be_prepared(lab: Lab) -> None:

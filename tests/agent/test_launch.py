@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from agent import sealed
 from agent.config import AgentConfig
 from agent.launch import LaunchDescription, environment
+from agent.logs import Masker
 from agent.ports import NoFreePort, bindable, reserve
 from agent.progress import NoticeReader, last_sign_s, read_progress
 from agent.state import StateFolder
@@ -59,6 +60,8 @@ LAUNCH: dict[str, Any] = {
     },
     "tasks": [PLACE, PLACE | {"job": "param-server", "task": 0, "slots": []}],
 }
+
+NOTHING_SECRET = Masker(())
 
 
 def test_the_environment_is_exactly_the_documented_one() -> None:
@@ -231,7 +234,7 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     reporter.saved(150, 1234.5, 4096, 0.25)
     reporter.progress(160)
     reporter.flush()
-    progress = read_progress(run)
+    progress = read_progress(run, NOTHING_SECRET)
     assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
     progress.active_at_s = None
     assert progress == TaskProgress("main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25)
@@ -244,25 +247,28 @@ def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) 
 
     run = run_folder(tmp_path)
     reporter = Reporter(run.report)
-    reader = NoticeReader(run)
+    reader = NoticeReader(run, NOTHING_SECRET)
     assert reader.read() is None
     reporter.loading()
-    assert read_progress(run).load == LoadReport("started")
+    assert read_progress(run, NOTHING_SECRET).load == LoadReport("started")
     reporter.load_failed(OSError("no such bucket" + "!" * 1000), skipped=2)
-    load = read_progress(run).load
+    load = read_progress(run, NOTHING_SECRET).load
     assert load is not None and (load.state, load.skipped) == ("failed", 2)
     assert load.error is not None and load.error.startswith("OSError: no such bucket") and len(load.error) == 500
     reporter.loaded(None, skipped=1)
-    assert read_progress(run).load == LoadReport("none", None, 1)
+    assert read_progress(run, NOTHING_SECRET).load == LoadReport("none", None, 1)
     reporter.loaded(100)
-    assert (read_progress(run).load, read_progress(run).resumed_step) == (LoadReport("loaded"), 100)
+    assert (read_progress(run, NOTHING_SECRET).load, read_progress(run, NOTHING_SECRET).resumed_step) == (
+        LoadReport("loaded"),
+        100,
+    )
     reporter.cadence(805.0, 30.0, float("inf"), 2.0, "hazard")
-    assert read_progress(run).cadence == CadenceReport(805.0, 30.0, None, 2.0, "hazard")
+    assert read_progress(run, NOTHING_SECRET).cadence == CadenceReport(805.0, 30.0, None, 2.0, "hazard")
     reporter.saved(150, 1234.5, 4096, 0.25, write_s=3.0)
-    assert read_progress(run).checkpoint_write_s == 3.0
+    assert read_progress(run, NOTHING_SECRET).checkpoint_write_s == 3.0
     reporter.noticed(Notice("aws", Kind.PREEMPT, 5.0, 125.0, True, "terminate"), "Save now.")
     told = NoticeReport("aws", "preempt", True, 5.0, 125.0, "terminate", "Save now.")
-    assert read_progress(run).notice == reader.read() == told
+    assert read_progress(run, NOTHING_SECRET).notice == reader.read() == told
     assert told.takes_machine
     reporter.noticed(Notice("aws", Kind.REBALANCE, 6.0, None, False, "leave"))
     again = reader.read()
@@ -307,15 +313,40 @@ def test_forged_reports_are_ignored(tmp_path: Path, text: str) -> None:
     """A report that is not what the SDK writes gives nothing, and no error."""
     run = run_folder(tmp_path)
     run.report.write_text(text)
-    assert read_progress(run) == TaskProgress("main", 0)
+    assert read_progress(run, NOTHING_SECRET) == TaskProgress("main", 0)
 
 
 def test_words_of_a_forged_report_are_bounded_and_can_be_kept(tmp_path: Path) -> None:
     """Words are cut, and what no database takes is replaced."""
     run = run_folder(tmp_path)
     run.report.write_text(json.dumps({"load": {"state": "failed", "error": "a\0\ud800" + "b" * 9999}}))
-    load = read_progress(run).load
+    load = read_progress(run, NOTHING_SECRET).load
     assert load is not None and load.error == "a?" + "b" * 497
+
+
+def test_words_of_a_report_are_masked(tmp_path: Path) -> None:
+    """What a task says in words is masked as its output is, also where the SDK has cut it within a secret."""
+    run = run_folder(tmp_path)
+    masker = Masker(["hunter2-the-long-one"])
+    told = {"platform": "aws", "kind": "preempt", "at_s": 3.0, "words": "hunter2-the-long-one", "decision": "save"}
+    body = {
+        "load": {"state": "failed", "error": "no access with hunter2-the-long-one"},
+        "cadence": {"interval_s": 5, "source": "hunter2-the-long-one"},
+        "notice": told,
+    }
+    run.report.write_text(json.dumps(body))
+    found = read_progress(run, masker)
+    assert found.load == LoadReport("failed", "no access with ***")
+    assert found.cadence is not None and found.cadence.source == "***"
+    assert found.notice is not None and (found.notice.words, found.notice.decision) == ("***", "save")
+    assert NoticeReader(run, masker).read() == found.notice
+    unknown = read_progress(run, None)
+    assert unknown.load == LoadReport("failed", "***") and "hunter2" not in str(unknown)
+    for length in range(1, 20):
+        error = "x" * (500 - length) + "hunter2-the-long-one"[:length]
+        run.report.write_text(json.dumps({"load": {"state": "failed", "error": error}}))
+        load = read_progress(run, masker).load
+        assert load is not None and load.error == ("x" * (500 - length) + "***")[:500]
 
 
 def test_a_report_that_is_no_file(tmp_path: Path) -> None:
@@ -323,10 +354,10 @@ def test_a_report_that_is_no_file(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     (tmp_path / "other.json").write_text('{"step": 1}')
     run.report.symlink_to(tmp_path / "other.json")
-    assert read_progress(run).step is None
+    assert read_progress(run, NOTHING_SECRET).step is None
     run.report.unlink()
     os.mkfifo(run.report)
-    assert read_progress(run).step is None
+    assert read_progress(run, NOTHING_SECRET).step is None
 
 
 def test_signs_of_life(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Ids of workloads in reasons and events, masked for keys that may not see those workloads.
+
+Who evicted whom, and whose slots something waits for, is told to tenants without naming the workloads of others.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from infra.db.models import Workload
+
+V = TypeVar("V", bound=BaseModel)
+_ID = re.compile(r"\bwl-[0-9a-z]{16}\b")
+_RUN = re.compile(rf"{_ID.pattern}(?:, {_ID.pattern})*")
+_NOT_SEARCHED = frozenset({"id", "workload", "spec", "labels", "name", "jobs", "tables", "progress", "load"})
+"""Fields of answers that are about a workload which the caller may see, or that its owner has written."""
+
+
+def mask(session: Session, caller: Caller, view: V) -> V:
+    """`view` with a count in place of the ids of workloads that `caller` may not see."""
+    if caller.tenant is None:
+        return view
+    body = {name: value for name, value in view.model_dump().items() if name not in _NOT_SEARCHED}
+    found = {id_ for text in _texts(body) for id_ in _ID.findall(text)}
+    if not found:
+        return view
+    own = select(Workload.id).where(Workload.id.in_(found), Workload.tenant == caller.tenant)
+    seen = frozenset(session.scalars(own))
+    if found <= seen:
+        return view
+    return type(view).model_validate({**view.model_dump(), **_masked(body, seen, is_answer=True)})
+
+
+def _texts(value: Any, *, is_answer: bool = True) -> Iterator[str]:
+    """All texts in the parts of an answer that are searched. Within a detail every field is."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if not (is_answer and name in _NOT_SEARCHED):
+                yield from _texts(part, is_answer=is_answer and name != "detail")
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part, is_answer=is_answer)
+
+
+def _masked(value: Any, seen: frozenset[str], *, is_answer: bool) -> Any:
+    if isinstance(value, str):
+        return _RUN.sub(lambda run: ", ".join(_named(run.group().split(", "), seen)), value)
+    if isinstance(value, dict):
+        return {
+            name: part
+            if is_answer and name in _NOT_SEARCHED
+            else _masked(part, seen, is_answer=is_answer and name != "detail")
+            for name, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(part, str) and _ID.fullmatch(part) for part in value):
+            return _named(list(value), seen)
+        return [_masked(part, seen, is_answer=is_answer) for part in value]
+    return value
+
+
+def _named(ids: list[str], seen: frozenset[str]) -> list[str]:
+    """The ids that may be seen, and how many others there are."""
+    named = [id_ for id_ in ids if id_ in seen]
+    others = len(ids) - len(named)
+    if others:
+        named.append("a workload of another tenant" if others == 1 else f"{others} workloads of other tenants")
+    return named
