@@ -55,34 +55,6 @@ def sites(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
             west.close()
 
 
-def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
-    """Ctrl-C of one stops what runs on its machines, which goes on elsewhere; the other and the services stay.
-
-    The one that was stopped starts again, and both are stopped at the end of the module.
-    """
-    east, west = sites
-    workloads = [east.submit("first", steps=3000, step_s=0.1, tasks=4)]
-    wait_until(lambda: east.phase(workloads[0]) == "running", "the first runs")
-    west.start()
-    wait_until(lambda: len(east.ready_machines()) == 2, "both know both")
-    workloads.append(east.submit("second", steps=60, step_s=0.1, tasks=4))
-    step = lambda: (east.client().workload(workloads[1]).get("progress") or {}).get("step")  # noqa: E731
-    wait_until(lambda: west.phase(workloads[1]) == "running" and step(), "the second makes progress")
-    assert [a["region"] for w in workloads for a in east.client().attempts(w)] == ["east", "west"]
-    began_s = time.monotonic()
-    assert west.interrupt() == 0
-    assert time.monotonic() - began_s < 30, "it waited for what is not its own"
-    assert processes_of(west.data) == {}
-    (first,) = east.client().attempts(workloads[0])
-    assert (east.phase(workloads[0]), first["released_at"]) == ("running", None)
-    east.client().cancel(workloads[0])
-    wait_until(lambda: east.ended(workloads[1]), "the second ends")
-    saved, resumed = east.client().attempts(workloads[1])
-    assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
-    assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0
-    west.start()
-
-
 class North:
     """Another region: a worker and an agent of its own, which nothing starts again."""
 
@@ -185,3 +157,31 @@ def _back(away: Path, bucket: Path) -> None:
     if bucket.exists():  # The agent may have shipped a log meanwhile.
         bucket.rename(bucket.with_name("made-anew"))
     away.rename(bucket)
+
+
+def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
+    """Ctrl-C of one stops what runs on its machines, which goes on elsewhere; the other and the services stay.
+
+    The one that was stopped starts again, and both are stopped at the end of the module.
+    """
+    east, west = sites
+    workloads = [east.submit("first", steps=3000, step_s=0.1, tasks=4)]
+    wait_until(lambda: east.phase(workloads[0]) == "running", "the first runs")
+    west.start()
+    wait_until(lambda: len(east.ready_machines()) == 2, "both know both")
+    workloads.append(east.submit("second", steps=60, step_s=0.1, tasks=4))
+    step = lambda: (east.client().workload(workloads[1]).get("progress") or {}).get("step")  # noqa: E731
+    wait_until(lambda: west.phase(workloads[1]) == "running" and step(), "the second makes progress")
+    assert [a["region"] for w in workloads for a in east.client().attempts(w)] == ["east", "west"]
+    began_s = time.monotonic()
+    assert west.interrupt() == 0
+    assert time.monotonic() - began_s < 30, "it waited for what is not its own"
+    assert processes_of(west.data) == {}
+    (first,) = east.client().attempts(workloads[0])
+    assert (east.phase(workloads[0]), first["released_at"]) == ("running", None)
+    east.client().cancel(workloads[0])
+    wait_until(lambda: east.ended(workloads[1]), "the second ends")
+    saved, resumed = east.client().attempts(workloads[1])
+    assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
+    assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0
+    west.start()
