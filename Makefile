@@ -9,6 +9,9 @@ LIBRARY_PIP = $(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-ch
 export UV_SYSTEM_CERTS ?= 1
 export UV_NATIVE_TLS ?= 1
 export UV_LINK_MODE ?= copy
+# A stack is a dozen processes, and without kept bytecode each compiles a thousand modules before it works: where the
+# environment forbids to keep it, as many container images do, that doubled the CPU of every start.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 

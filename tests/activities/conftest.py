@@ -4,20 +4,25 @@ import asyncio
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psycopg
 import pytest
+import pytest_asyncio
 from sqlalchemy import Engine
 from temporalio.client import Client
 
+from activities.roles import control_worker, region_worker
 from infra.config import TemporalSettings
 from infra.db.schema import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
 from infra.temporal_client import connect
-from tests.activities.temporal import end_all
+from tests.activities.nights import NightWorld
+from tests.activities.temporal import dispatching, end_all
 from tests.activities.world import World
 from tests.buckets import s3_endpoint, s3_url
 
@@ -136,3 +141,18 @@ def town(database: Engine, tmp_path: Path) -> World:
     made.region("r")
     made.machine("r/c/m", 4)
     return made
+
+
+@pytest_asyncio.fixture
+async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
+    """Workers of all roles for the module's `nights`, with the regions east and west, and a dispatcher."""
+    world = nights.world
+    async with AsyncExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(8))
+        await stack.enter_async_context(control_worker(client, world.engine, world.settings, threads, world.held))
+        for region in ("east", "west"):
+            await stack.enter_async_context(
+                region_worker(client, region, world.engine, world.settings, threads, world.held)
+            )
+        await stack.enter_async_context(dispatching(world.engine, database_url, client))
+        yield client

@@ -1,23 +1,18 @@
 """A whole night on a real Temporal server: planned, moved, paused and resumed, and started by its schedule."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 
 import pytest
-import pytest_asyncio
 from temporalio.client import Client
 
 from activities.night_schedule import night_schedule, set_schedule
-from activities.roles import control_worker, region_worker
 from domain import ids
 from infra.config import CopySettings, NightlySettings
 from infra.db import outbox
 from infra.db.models import Region
 from infra.db.nights import Night, NightPause, begin_night
 from tests.activities.nights import NIGHT, NightWorld, body, home
-from tests.activities.temporal import dispatching, until
+from tests.activities.temporal import until
 from tests.activities.world import World
 
 SLOW_BYTES_PER_S = 2000.0
@@ -35,21 +30,6 @@ def nights(world: World) -> NightWorld:
         made.table(table, "west")
         made.usage(f"job-{table}", table)
     return made
-
-
-@pytest_asyncio.fixture
-async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
-    """Workers of all roles, and a dispatcher."""
-    world = nights.world
-    async with AsyncExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(8))
-        await stack.enter_async_context(control_worker(client, world.engine, world.settings, threads, world.held))
-        for region in ("east", "west"):
-            await stack.enter_async_context(
-                region_worker(client, region, world.engine, world.settings, threads, world.held)
-            )
-        await stack.enter_async_context(dispatching(world.engine, database_url, client))
-        yield client
 
 
 def _begin(nights: NightWorld) -> None:

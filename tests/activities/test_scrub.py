@@ -1,19 +1,14 @@
 """The verification of copies in the background: first checksums, what is due, interruptions, and the whole loop."""
 
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from datetime import datetime
 
 import pytest
-import pytest_asyncio
 from sqlalchemy import select
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities import scrub
-from activities.roles import control_worker, region_worker
 from activities.scrub import ScrubActivities
 from activities.verification import OutOfTime, Reading, Verifier
 from domain.protocol import Scrub
@@ -24,7 +19,7 @@ from mizzen.objects import manifest
 from mizzen.objects.files import FileStore
 from tests.activities.damages import flip
 from tests.activities.nights import NightWorld, body
-from tests.activities.temporal import dispatching, until
+from tests.activities.temporal import until
 from tests.activities.world import World
 
 KEY = "tables/a/ds=1/part-0"
@@ -119,21 +114,6 @@ def test_a_wrong_copy_is_not_read_over_and_over(nights: NightWorld) -> None:
         _scrub(nights, "west")
     assert len(nights.world.events(kind="replica.wrong")) == 1
     assert nights.world.put_out("replicate") == 1
-
-
-@pytest_asyncio.fixture
-async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
-    """Workers of all roles, and a dispatcher."""
-    world = nights.world
-    async with AsyncExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(8))
-        await stack.enter_async_context(control_worker(client, world.engine, world.settings, threads, world.held))
-        for region in ("east", "west"):
-            await stack.enter_async_context(
-                region_worker(client, region, world.engine, world.settings, threads, world.held)
-            )
-        await stack.enter_async_context(dispatching(world.engine, database_url, client))
-        yield client
 
 
 def _ask(nights: NightWorld) -> None:

@@ -1,4 +1,4 @@
-"""A stack for each test, or for all of a module."""
+"""A stack for each test, or for all tests of this folder that leave it as it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
     stack.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack that is up; a test that stops it starts it again. Ctrl-C at the end leaves no process."""
     # On a busy machine a start may take so long that agents which it brings back would count as lost.

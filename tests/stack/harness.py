@@ -80,7 +80,7 @@ class Up:
         folder.mkdir(exist_ok=True)
         fleet = DEFAULT_FLEET.model_dump_json() if fleet is None else fleet
         self._machines = sum(m["count"] for r in yaml.safe_load(fleet)["regions"] for m in r["clusters"][0]["machines"])
-        self._existing = existing
+        self.existing = existing
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
         (folder / "fleet.yaml").write_text(fleet)
@@ -94,7 +94,7 @@ class Up:
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
         for name, port in self.ports.items():
             out += [f"--{name}", str(port)]
-        for name, value in self._existing.items():
+        for name, value in self.existing.items():
             out += [f"--{name}", value]
         return out
 

@@ -1,0 +1,187 @@
+"""Sites of one installation: they share a Postgres and a Temporal that are there already, and fail independently."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from infra.stack.ports import free_port
+from tests.agent.harness import dev_server
+from tests.stack.harness import ROOT, Up, processes_of, wait_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+SITE = """
+version: 1
+regions:
+  - name: {region}
+    clusters:
+      - name: a
+        machines: [{{name: m, count: 1, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB}}]
+"""
+BUCKETS = "buckets: {interval_s: 0.5, retry_s: 0.5, retry_max_s: 1}\n"
+_MEANWHILE = 4
+_SOON_S = 30.0
+"""Twice this is the time for all of them. A bid without a deadline would be waited for 15 seconds each time."""
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[tuple[Up, Up]]:
+    """Two stacks with a region each, of one database and one Temporal service; the first one is up."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("create database sites")
+    database = postgres_url.rsplit("/", 1)[0] + "/sites"
+    port, folder = free_port(), tmp_path_factory.mktemp("sites")
+    with dev_server(port):
+        existing = {"database": database, "temporal": f"127.0.0.1:{port}"}
+        east, west = (Up(folder / region, SITE.format(region=region), **existing) for region in ("east", "west"))
+        config = east.folder / "config.yaml"
+        config.write_text(config.read_text() + BUCKETS)
+        try:
+            east.start()
+            east.client().set_tenant("t", 3, {"a100": 99}, None)
+            yield east, west
+            assert east.interrupt() == 0
+            assert west.process is None or west.interrupt() == 0
+            assert processes_of(east.data) == {} and processes_of(west.data) == {}
+        finally:
+            east.close()
+            west.close()
+
+
+class North:
+    """Another region: a worker and an agent of its own, which nothing starts again."""
+
+    def __init__(self, up: Up) -> None:
+        self._up = up
+        self._flags = ["--config", str(up.folder / "config.yaml")]
+        for name, value in up.existing.items():
+            self._flags += [f"--{name}", value]
+        self.bucket = up.folder / "north-bucket"
+        url = f"file://{self.bucket}"
+        init = [sys.executable, "-m", "server", "init", *self._flags, "--data-dir", str(up.data)]
+        subprocess.run([*init, "--region", f"north={url}"], cwd=ROOT, check=True, capture_output=True)
+        self.worker = self.start_worker()
+        self._agent = self._start(
+            "agent", "--region", "north", "--cluster", "a", "--name", "m", "--bucket", url, "--gpus", "1", "--gpu-type",
+            "a100", "--cpus", "2", "--memory", "2GiB", "--state-dir", str(up.folder / "agent"),
+            "--ports", "21000-21099",
+        )  # fmt: skip
+
+    def start_worker(self) -> "subprocess.Popen[bytes]":
+        """Starts the region's worker."""
+        self.worker = self._start("worker", "--role", "region", "--region", "north")
+        return self.worker
+
+    def _start(self, *command: str) -> "subprocess.Popen[bytes]":
+        with (self._up.folder / f"north-{command[0]}.log").open("ab") as log:
+            whole = [sys.executable, "-m", "server", *command, *self._flags]
+            return subprocess.Popen(whole, cwd=ROOT, stdout=log, stderr=log)
+
+    def close(self) -> None:
+        """Ends both."""
+        for process in (self.worker, self._agent):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def north(sites: tuple[Up, Up]) -> Iterator[North]:
+    """A region beside those of the sites, whose machine is ready."""
+    region = North(sites[0])
+    try:
+        wait_until(lambda: "north/a/m" in sites[0].ready_machines(), "the north's machine is ready")
+        yield region
+    finally:
+        region.close()
+
+
+def _submitted(up: Up, mark: Path, **more: object) -> str:
+    """A workload whose task makes the file `mark`; its id."""
+    resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"}
+    job = {"name": "mark", "tasks": 1, "resources": resources, "run": f'touch "{mark}"'}
+    return str(up.client().submit({"version": 1, "name": mark.name, "tenant": "t", "jobs": [job], **more})["id"])
+
+
+def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: North, tmp_path: Path) -> None:
+    """One region's worker stands still or dies, or its bucket goes away. What only that region may run waits for the
+    reason that is so, others start meanwhile, and the region comes back.
+    """
+    up = sites[0]
+    client = up.client()
+
+    def round_of(what: str, fail: Callable[[], object], repair: Callable[[], object], code: str) -> None:
+        def state() -> str:
+            return next(str(region["state"]) for region in client.regions() if region["name"] == "north")
+
+        before = tmp_path / f"before-{what}"
+        _submitted(up, before, regions={"allow": ["north"]})
+        wait_until(before.exists, f"the north works before: {what}")
+        wait_until(lambda: state() == "answering", f"the north answers before: {what}")
+        fail()
+        if code == "bucket_unavailable":
+            wait_until(lambda: state() == code, "the check finds it")
+        waits = tmp_path / f"waits-{what}"
+        waiting = _submitted(up, waits, regions={"allow": ["north"]})
+        for number in range(_MEANWHILE):
+            other = tmp_path / f"other-{what}-{number}"
+            _submitted(up, other)
+            wait_until(other.exists, f"others start meanwhile: {what}", _SOON_S / _MEANWHILE * 2)
+        wait_until(lambda: code in {r["code"] for r in client.why(waiting)["reasons"]}, f"`why` gives {code}")
+        assert state() == code.removeprefix("region_") and not waits.exists()
+        repair()
+        wait_until(waits.exists, f"the north works again: {what}")
+
+    def kill() -> None:
+        north.worker.kill()
+        north.worker.wait()
+
+    away = north.bucket.with_name("away")
+    round_of(
+        "stopped",
+        lambda: os.kill(north.worker.pid, signal.SIGSTOP),
+        lambda: os.kill(north.worker.pid, signal.SIGCONT),
+        "region_silent",
+    )
+    round_of("killed", kill, north.start_worker, "region_silent")
+    round_of("bucket", lambda: north.bucket.rename(away), lambda: _back(away, north.bucket), "bucket_unavailable")
+
+
+def _back(away: Path, bucket: Path) -> None:
+    if bucket.exists():  # The agent may have shipped a log meanwhile.
+        bucket.rename(bucket.with_name("made-anew"))
+    away.rename(bucket)
+
+
+def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
+    """Ctrl-C of one stops what runs on its machines, which goes on elsewhere; the other and the services stay.
+
+    The one that was stopped starts again, and both are stopped at the end of the module.
+    """
+    east, west = sites
+    workloads = [east.submit("first", steps=3000, step_s=0.1, tasks=4)]
+    wait_until(lambda: east.phase(workloads[0]) == "running", "the first runs")
+    west.start()
+    wait_until(lambda: len(east.ready_machines()) == 2, "both know both")
+    workloads.append(east.submit("second", steps=60, step_s=0.1, tasks=4))
+    step = lambda: (east.client().workload(workloads[1]).get("progress") or {}).get("step")  # noqa: E731
+    wait_until(lambda: west.phase(workloads[1]) == "running" and step(), "the second makes progress")
+    assert [a["region"] for w in workloads for a in east.client().attempts(w)] == ["east", "west"]
+    began_s = time.monotonic()
+    assert west.interrupt() == 0
+    assert time.monotonic() - began_s < 30, "it waited for what is not its own"
+    assert processes_of(west.data) == {}
+    (first,) = east.client().attempts(workloads[0])
+    assert (east.phase(workloads[0]), first["released_at"]) == ("running", None)
+    east.client().cancel(workloads[0])
+    wait_until(lambda: east.ended(workloads[1]), "the second ends")
+    saved, resumed = east.client().attempts(workloads[1])
+    assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
+    assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0
+    west.start()
