@@ -39,7 +39,7 @@ from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
 from infra.master_key import check_master_key
-from infra.memory import give_back_freed_memory
+from infra.memory import collect_seldom, give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
 
@@ -153,6 +153,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
     await asyncio.to_thread(warm)
+    collect_seldom()
     client = await _connect(settings, stop)
     if client is None:
         return

@@ -14,6 +14,7 @@ from api.connections import protocol
 from infra.config import Settings
 from infra.errors import StackError
 from infra.master_key import check_master_key
+from infra.memory import collect_seldom
 
 _log = logging.getLogger(__name__)
 GRACEFUL_S = 10
@@ -87,5 +88,6 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
         # Postgres may come later; `put_secret` looks again.
         _log.warning("the master key could not be compared with the database's secrets: %s", error)
     listener = listener or listen(settings.api.host, settings.api.port)
+    collect_seldom()
     with listener:
         Server(config_of(app, settings)).run(sockets=[listener])
