@@ -37,7 +37,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stacks first: they wait most of their time, while the other worker computes."""
+    """Stacks first: they wait most of their time, while the other workers compute."""
     items.sort(key=lambda item: not item.nodeid.startswith(_STACKS))
 
 
