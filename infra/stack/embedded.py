@@ -20,7 +20,7 @@ from infra.config import Settings
 from infra.db import events
 from infra.db.session import open_engine, transaction
 from infra.errors import StackError
-from infra.stack import log_files, probes, temporal
+from infra.stack import leftovers, log_files, probes, temporal
 from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
@@ -45,7 +45,7 @@ class EmbeddedStack:
         self.data_dir = data_dir
         self._say = say
         self._forget_unreadable_secrets = forget_unreadable_secrets
-        self.supervisor = Supervisor(settings.liveness, self._show_restart)
+        self.supervisor = Supervisor(settings.liveness, self._show_restart, self._parts_file)
         self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
         self._own_postgres = settings.database is None
         self._own_temporal = settings.temporal.address is None
@@ -92,6 +92,7 @@ class EmbeddedStack:
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
+        leftovers.end_recorded(self._parts_file)
         self._check_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         await compile_loops(self._say)
@@ -156,6 +157,10 @@ class EmbeddedStack:
         path = self.data_dir / "run" / "fleet.yaml"
         path.write_text(self.fleet.model_dump_json())
         return path
+
+    @property
+    def _parts_file(self) -> Path:
+        return self.data_dir / "run" / "parts.json"
 
     def _log_file(self, name: str) -> Path:
         return self.data_dir / "run" / "log" / f"{name}.log"

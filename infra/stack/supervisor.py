@@ -16,6 +16,7 @@ from pathlib import Path
 from infra.beat import VARIABLE, Ear
 from infra.config import LivenessSettings
 from infra.errors import StackError
+from infra.stack import leftovers
 from infra.stack.liveness import Liveness, Part, Probe
 
 _log = logging.getLogger(__name__)
@@ -95,14 +96,21 @@ class Supervisor:
     """A list of children, in the order of their start."""
 
     def __init__(
-        self, liveness: LivenessSettings | None = None, on_restart: Callable[[str, str], Awaitable[None]] | None = None
+        self,
+        liveness: LivenessSettings | None = None,
+        on_restart: Callable[[str, str], Awaitable[None]] | None = None,
+        parts: Path | None = None,
     ) -> None:
-        """`liveness`: when a part counts as stuck; `on_restart` is told a child's name and why it was restarted."""
+        """`liveness`: when a part counts as stuck; `on_restart` is told a child's name and why it was restarted.
+
+        `parts`: the file that says which processes run (`infra.stack.leftovers`).
+        """
         self.children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._liveness = Liveness(liveness or LivenessSettings(), self._kill)
         self._on_restart = on_restart
+        self._parts = parts
         self._stopping = False
 
     async def start(self, child: Child) -> None:
@@ -111,8 +119,8 @@ class Supervisor:
         Raises:
             StackError: it ended, or was not ready in time; with the last lines of its log.
         """
-        child.launch()
         self.children.append(child)
+        self._launch(child)
         deadline = time.monotonic() + child.ready_timeout_s
         while child.ready is not None and not await child.ready():
             assert child.process is not None
@@ -150,7 +158,13 @@ class Supervisor:
             started = time.monotonic()
             child.restarts += 1
             if not self._stopping:
-                child.launch()
+                self._launch(child)
+
+    def _launch(self, child: Child) -> None:
+        child.launch()
+        if self._parts is not None:
+            running = (c.process.pid for c in self.children if c.is_running() and c.process is not None)
+            leftovers.record(self._parts, running)
 
     def _tell(self, name: str, why: str) -> None:
         if self._on_restart is not None:
