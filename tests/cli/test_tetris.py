@@ -2,7 +2,9 @@
 
 import json
 import textwrap
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from sqlalchemy import delete, select, update
 from domain.reads import Reads
 from infra.db.logs import UsageRun
 from infra.db.models import Datacenter, ReplicaPartition, Table
+from infra.db.nights import Night, open_night
 from infra.db.session import transaction
 from infra.db.usage import recurring_jobs
 from mizzen.cli.app import run
@@ -278,3 +281,27 @@ def test_long_files_go_in_batches(logs: Service, write: Write, capsys: Capture) 
     jobs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["jobs"]
     found = [(j["name"], j["weight"], j["tables"]) for j in jobs]
     assert found == [(f"presto/job-{n}", weight, ["web.logs"]) for n, weight in enumerate((399.0, 400.0, 400.0))]
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", 5), ("ended", 0)])
+def test_plan_ends_as_the_night_does(as_operator: Service, capsys: Capture, state: str, code: int) -> None:
+    """A night that cannot be planned gives the exit code 5 and says why; one that was planned gives 0."""
+    problem = "no region has storage set" if state == "failed" else None
+
+    def decide() -> None:
+        """As the worker does, which these tests are without."""
+        while True:
+            with transaction(as_operator.engine) as session:
+                night = open_night(session)
+                if night is not None:
+                    night.state, night.problem = state, problem
+                    return
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as worker:
+        decided = worker.submit(decide)
+        assert run(["tetris", "plan", "--dry-run"]) == code
+        decided.result()
+    assert (problem or "a dry run") in capsys.readouterr().out
+    with transaction(as_operator.engine) as session:
+        session.execute(delete(Night))
