@@ -75,8 +75,7 @@ class NodeActivities:
         self._check_machine(request.machine)
         with _detaching(), self._judging(request):
             async with self._heartbeats():
-                staged = await self._stage(request)
-                ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
+                _, ports = await self._stage(request)
                 self._refuse_stopped(request.workload_id, request.attempt)
         return NodePrepared(self._config.machine, self._config.address, ports)
 
@@ -175,29 +174,35 @@ class NodeActivities:
 
     # ------------------------------------------------------------------------------------------------------ staging
 
-    async def _stage(self, request: PrepareNode | RunNode) -> StagedAttempt:
-        """The attempt in its folder. Refuses one that was stopped, and ends older ones first."""
+    async def _stage(self, request: PrepareNode | RunNode) -> tuple[StagedAttempt, dict[str, int]]:
+        """The attempt in its folder, and the ports of the jobs that are led from here.
+
+        Refuses an attempt that was stopped, and ends older ones first.
+        """
         self._refuse_stopped(request.workload_id, request.attempt)
         await self._end_older(request.workload_id, request.attempt)
-        return await asyncio.to_thread(
-            self._stager.stage,
-            request.workload_id,
-            request.attempt,
-            request.launch_key,
-            request.bucket_url,
-            request.launch_sha256,
-        )
+
+        def stage() -> tuple[StagedAttempt, dict[str, int]]:
+            staged = self._stager.stage(
+                request.workload_id,
+                request.attempt,
+                request.launch_key,
+                request.bucket_url,
+                request.launch_sha256,
+            )
+            return staged, {} if request.leads_jobs is None else self._reserve(staged, request.leads_jobs)
+
+        return await asyncio.to_thread(stage)
 
     async def _prepared(self, request: RunNode) -> tuple[StagedAttempt, dict[str, str]]:
         """The attempt in its folder, and where its jobs meet."""
-        staged = await self._stage(request)
+        staged, ports = await self._stage(request)
         if request.leads_jobs is None:
             return staged, request.masters
-        ports = await asyncio.to_thread(self._reserve, staged, request.leads_jobs)
         return staged, {job: f"{self._config.address}:{port}" for job, port in ports.items()}
 
     def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
-        others = (a for a in self._state.attempts() if a.key != staged.folder.key and not self._state.is_over(a))
+        others = (attempt for attempt in self._state.unfinished() if attempt.key != staged.folder.key)
         return reserve(staged.folder, jobs, self._config.ports, others)
 
     # ------------------------------------------------------------------------------------------------------ running
@@ -208,7 +213,7 @@ class NodeActivities:
                 tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
-        self._ship_all(staged.folder)
+        self._ship(staged, staged.runs)
 
     async def _watch(self, staged: StagedAttempt) -> None:
         """Until nothing runs: stop all when one failed, or when the platform takes the machine.
@@ -219,16 +224,17 @@ class NodeActivities:
         readers = [NoticeReader(run, staged.masker) for run in runs]
         grace_s = staged.launch.checkpoint.grace_s
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
-        next_heartbeat_s = 0.0
+        # Not at once, nor at the end: each one costs the Temporal server a write, and a short task needs none.
+        next_heartbeat_s = time.monotonic() + pause_s
         noticed = False
         while True:
             running = await self._running(runs)
-            now_s = time.monotonic()
-            if now_s >= next_heartbeat_s or not running:
-                activity.heartbeat(NodeHeartbeat([read_progress(run, staged.masker) for run in runs], len(running)))
-                next_heartbeat_s = now_s + pause_s
             if not running:
                 return
+            now_s = time.monotonic()
+            if now_s >= next_heartbeat_s:
+                activity.heartbeat(NodeHeartbeat([read_progress(run, staged.masker) for run in runs], len(running)))
+                next_heartbeat_s = now_s + pause_s
             for told in filter(None, (reader.read() for reader in readers)):
                 if told.takes_machine:
                     self._notices.of_run(staged.folder.key, told)
@@ -312,9 +318,13 @@ class NodeActivities:
             _log.error("output of %s stays here: %s", folder.key, error)
             return
         if staged is not None:
-            for run in folder.runs():
-                if tasks.look(run) is not State.ABSENT:
-                    self._shipping.watch(run, partial(self._stager.bucket, folder), staged.masker, staged.launch.logs)
+            self._ship(staged, folder.runs())
+
+    def _ship(self, staged: StagedAttempt, runs: Sequence[RunFolder]) -> None:
+        bucket = partial(self._stager.bucket, staged.folder)
+        for run in runs:
+            if tasks.look(run) is not State.ABSENT:
+                self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
 
     # -------------------------------------------------------------------------------------------------------- beats
 
@@ -324,13 +334,13 @@ class NodeActivities:
 
     @contextlib.asynccontextmanager
     async def _heartbeats(self) -> AsyncIterator[None]:
-        """Heartbeat while the body works."""
+        """Heartbeat while the body works, for the first time a while after it began."""
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
 
         async def beat() -> None:
             while True:
-                activity.heartbeat()
                 await asyncio.sleep(pause_s)
+                activity.heartbeat()
 
         beating = asyncio.create_task(beat())
         try:

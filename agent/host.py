@@ -242,13 +242,15 @@ def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
     removed = []
     for attempt in state.attempts():
         age_s = attempt.age_s()
+        if age_s <= keep_s:
+            continue
         kept_back = any(tasks.look(run) is not State.ABSENT and not shipped(run) for run in attempt.runs())
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
-        if age_s > keep_s and over and not kept_back:
+        if over and not kept_back:
             # A late retry must be refused, for without the folder it would start the tasks anew.
             keep_outcome(state, attempt, machine)
             state.stop_attempts(attempt.workload_id, attempt.attempt)
-            attempt.remove()
+            state.remove(attempt)
             removed.append(attempt.key)
     return removed
 

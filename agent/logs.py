@@ -198,6 +198,20 @@ def _read_state(path: Path) -> dict[str, int]:
     return body
 
 
+def _ship(
+    stream: LogStream | None,
+    run: RunFolder,
+    open_store: Callable[[], ObjectStore],
+    masker: Masker,
+    settings: LogLaunch,
+    *,
+    final: bool,
+) -> tuple[LogStream, bool]:
+    """`LogStream.ship` of `stream`, which is made where there is none yet. Blocking."""
+    stream = stream or LogStream(run, open_store(), masker, settings)
+    return stream, stream.ship(final=final)
+
+
 class Shipping:
     """Ships the output of every run that it is told of until it is all in the bucket: one asyncio task a run."""
 
@@ -232,11 +246,9 @@ class Shipping:
                 if state is State.LOST:
                     await loop.run_in_executor(self._executor, tasks.settle, run)
                     continue
-                if stream is None:
-                    store = await loop.run_in_executor(self._executor, open_store)
-                    stream = LogStream(run, store, masker, settings)
-                ship = partial(stream.ship, final=state is State.ENDED)
-                if await loop.run_in_executor(self._executor, ship):
+                ship = partial(_ship, stream, run, open_store, masker, settings, final=state is State.ENDED)
+                stream, more = await loop.run_in_executor(self._executor, ship)
+                if more:
                     pause_s = 0.0
                 failures = 0
             except Exception as error:

@@ -33,8 +33,15 @@ def write_durably(path: str, body: dict[str, Any] | bytes) -> None:
 
 
 def reserve(path: str) -> None:
-    """Reserve the disk space of a record that `write_reserved` writes to `path` later, when the disk may be full."""
-    _write_synced(f"{path}{_RESERVE}", b" " * RESERVED_BYTES)
+    """Reserve the disk space of a record that `write_reserved` writes to `path` later, when the disk may be full.
+
+    Not synced: after a power cut it may be gone, and the record is written like any other.
+    """
+    descriptor = os.open(f"{path}{_RESERVE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def write_reserved(path: str, body: dict[str, Any]) -> None:

@@ -108,6 +108,9 @@ class Stager:
         launch = folder.launch()
         if launch is None:
             return None
+        return self._staged(folder, launch)
+
+    def _staged(self, folder: AttemptFolder, launch: LaunchDescription) -> StagedAttempt:
         secrets = unseal(self._state.private_keys(), launch.sealed_secrets.get(self._config.machine))
         return StagedAttempt(folder, launch, launch.on_machine(self._config.machine), secrets, Masker.of(secrets))
 
@@ -141,11 +144,9 @@ class Stager:
                 raise BadLaunch(f"{launch_key}: {error}") from None
             if (launch.workload_id, launch.attempt) != (workload_id, attempt):
                 raise BadLaunch(f"{launch_key}: is of {launch.workload_id}.{launch.attempt}, not of {folder.key}")
-            unseal(self._state.private_keys(), launch.sealed_secrets.get(self._config.machine))
+            staged = self._staged(folder, launch)
             self._state.reserve_stop(workload_id)
             folder.save_launch(document, url)
-            staged = self.load(folder)
-            assert staged is not None
         missing = [place for place in staged.places if not staged.run(place).work.exists()]
         if missing:
             owner = self._owner(staged)

@@ -13,6 +13,7 @@
 JSON files are replaced in one step and synced.
 """
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -23,6 +24,7 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +90,11 @@ class AttemptFolder:
     def runs(self) -> list[RunFolder]:
         """The tasks that have a folder, by job and index."""
         found = []
-        for path in self.path.iterdir() if self.path.is_dir() else ():
-            job, _, task = path.name.rpartition(".")
-            if path.is_dir() and job and task.isdigit():
-                found.append(self.run(job, int(task)))
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                job, _, task = entry.name.rpartition(".")
+                if job and task.isdigit() and entry.is_dir():
+                    found.append(self.run(job, int(task)))
         return sorted(found, key=lambda run: (run.job, run.task))
 
     def age_s(self) -> float:
@@ -112,6 +115,8 @@ class StateFolder:
         self._fence = threading.Lock()
         self._fenced: dict[str, int] = {}
         """Attempts that are refused although the disk is too full to say so."""
+        self._ended: set[str] = set()
+        """Attempts of which all tasks are known to have ended: they stay so, and there may be many."""
         for name in ("", "runs", "stopped", "outcomes"):
             make_folder(self.path / name)
 
@@ -226,10 +231,21 @@ class StateFolder:
 
     def is_over(self, attempt: AttemptFolder) -> bool:
         """Whether nothing of an attempt runs, or will run any more: it was stopped, or all its tasks have ended."""
+        if attempt.key in self._ended:
+            return True
         states = [tasks.look(run) for run in attempt.runs()]
+        if states and all(state is State.ENDED for state in states):
+            self._ended.add(attempt.key)
+            return True
+        # Not for good: a start that had begun before the stop may still be under way.
         if self.stopped_attempt(attempt.workload_id) >= attempt.attempt:
             return State.RUNNING not in states and State.LOST not in states
-        return bool(states) and all(state is State.ENDED for state in states)
+        return False
+
+    def remove(self, attempt: AttemptFolder) -> None:
+        """Delete all that is here of an attempt."""
+        attempt.remove()
+        self._ended.discard(attempt.key)
 
     def is_started(self, attempt: AttemptFolder) -> bool:
         """Whether any of its tasks was ever started, or was stopped before."""
@@ -241,9 +257,17 @@ class StateFolder:
 
     def attempts(self) -> list[AttemptFolder]:
         """The attempts that have a folder, by workload and number."""
+        return self._attempts(os.listdir(self.path / "runs"))  # noqa: PTH208 - only names are needed
+
+    def unfinished(self) -> list[AttemptFolder]:
+        """Those of which something runs, or may run yet. Cheap, however many have ended."""
+        names = os.listdir(self.path / "runs")  # noqa: PTH208
+        return [a for a in self._attempts(name for name in names if name not in self._ended) if not self.is_over(a)]
+
+    def _attempts(self, names: Iterable[str]) -> list[AttemptFolder]:
         found = []
-        for path in (self.path / "runs").iterdir():
-            workload_id, _, number = path.name.rpartition(".")
+        for name in names:
+            workload_id, _, number = name.rpartition(".")
             if number.isdigit() and _WORKLOAD.fullmatch(workload_id):
                 found.append(self.attempt(workload_id, int(number)))
         return sorted(found, key=lambda a: (a.workload_id, a.attempt))

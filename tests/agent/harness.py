@@ -254,11 +254,13 @@ class Lab:
         open_store(self.bucket_url).put(key, launch.model_dump_json().encode())
         return key
 
-    async def start(self, activity: Activity, machine: str, body: Any, attempts: int = 20) -> "Pending":
+    async def start(
+        self, activity: Activity, machine: str, body: Any, attempts: int = 20, heartbeat_timeout_s: float = 2.0
+    ) -> "Pending":
         """Call an activity; its result is waited for with `result`."""
         handle = await self.client.start_workflow(
             CallWorkflow.run,
-            Call(activity.value, machine, asdict(body), 2.0, attempts),
+            Call(activity.value, machine, asdict(body), heartbeat_timeout_s, attempts),
             id=f"call-{uuid.uuid4().hex}",
             task_queue=self.queue,
         )

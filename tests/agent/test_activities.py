@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from nacl.public import PublicKey, SealedBox
+from temporalio import activity
 
 from agent import host, sealed, tasks
 from agent.outcomes import forget_outcomes
@@ -29,6 +30,21 @@ from mizzen.objects import open_store
 from tests.agent.harness import STUBBORN, Lab, description, processes_of, until_async
 
 PYTHON = f"{sys.executable} -I -S -u"
+
+
+async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ends before the first heartbeat is due costs the Temporal server none."""
+    config = lab.config(heartbeat_interval_s=300.0)
+    launch = description(lab.region, config, "exit 0")
+    key = lab.write(launch)
+    beats: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(activity, "heartbeat", lambda *details: beats.append(details))
+    async with lab.agent(config):
+        request = RunNode(launch.workload_id, 1, config.machine, key, lab.bucket_url, {}, leads_jobs=["main"])
+        pending = await lab.start(Activity.RUN_NODE, config.machine, request, heartbeat_timeout_s=1200.0)
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+    assert [end.exit_code for end in outcome.exits] == [0]
+    assert beats == []
 
 
 async def test_a_gang_runs_to_the_end(lab: Lab) -> None:

@@ -1,0 +1,72 @@
+"""Which attempts of a machine are over: many have ended, and each start asks."""
+
+from pathlib import Path
+
+import pytest
+
+from agent import tasks
+from agent.host import tidy
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import RunFolder
+from tests.agent.harness import ended, task_launch
+
+
+def a_task(attempt: AttemptFolder, task: int = 0) -> RunFolder:
+    """The folder of a task, complete."""
+    run = attempt.run("main", task)
+    run.work.mkdir(parents=True)
+    run.report.parent.mkdir()
+    return run
+
+
+def keys(attempts: list[AttemptFolder]) -> list[str]:
+    return [attempt.key for attempt in attempts]
+
+
+def test_what_has_ended_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of a start does not grow with the attempts that have ended and are kept."""
+    state = StateFolder(tmp_path)
+    for number in range(1, 6):
+        run = a_task(state.attempt("wl", number))
+        tasks.start(run, task_launch(run, "true"))
+        ended(run)
+    running = a_task(state.attempt("wl", 6))
+    tasks.start(running, task_launch(running, "sleep", "600"))
+    assert keys(state.unfinished()) == ["wl.6"]
+    looked: list[Path] = []
+    real = tasks.look
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "look", lambda run: (looked.append(run.path), real(run))[1])
+        assert keys(state.unfinished()) == ["wl.6"]
+    assert looked == [running.path]
+    tasks.request_stop(running, 0, told=True)
+    ended(running)
+    assert state.unfinished() == []
+
+
+def test_a_start_under_way_at_a_stop_is_not_over(tmp_path: Path) -> None:
+    """An attempt that was stopped before its start had got to its task holds its port until the task has ended."""
+    state = StateFolder(tmp_path)
+    attempt = state.attempt("wl", 1)
+    run = a_task(attempt)
+    assert keys(state.unfinished()) == ["wl.1"]
+    state.stop_attempts("wl", 1)
+    assert state.unfinished() == []
+    tasks.start(run, task_launch(run, "sleep", "600"))
+    assert keys(state.unfinished()) == ["wl.1"]
+    assert tidy(state, 0.0, "m") == []
+    tasks.request_stop(run, 0, told=True)
+    ended(run)
+    assert state.unfinished() == []
+
+
+def test_an_attempt_that_was_removed_is_not_remembered(tmp_path: Path) -> None:
+    """A folder of the same name, made later, is looked at anew."""
+    state = StateFolder(tmp_path)
+    attempt = state.attempt("wl", 1)
+    tasks.request_stop(a_task(attempt), 0, told=True)
+    assert state.unfinished() == []
+    state.remove(attempt)
+    assert not attempt.path.exists()
+    a_task(attempt)
+    assert keys(state.unfinished()) == ["wl.1"]
