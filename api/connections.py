@@ -15,6 +15,9 @@ from infra.config import LimitSettings
 _MESSAGE = b"no whole request came in time"
 _SPARE = 64
 """Connections beyond the limit that are still told why they are refused, and asked for health; others are closed."""
+_LINGER_S = 60.0
+"""A client that was refused while it sends a body has this long to send the rest, if that comes as fast as bodies must:
+it reads the answer after that, and a connection that is closed before takes the answer with it."""
 _OTHER_FILES = 512
 """File descriptors that a process needs besides: for Postgres, Temporal, object stores and archives."""
 _HEALTH = frozenset({"/healthz", "/readyz"})
@@ -36,7 +39,12 @@ class BoundedProtocol(H11Protocol):
     most: ClassVar[int]
     header_timeout_s: ClassVar[float]
     write_stall_s: ClassVar[float]
+    body_bytes_per_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
+    _came_bytes = 0
+    """Since the timer was set."""
+    _refused_s = 0.0
+    """When the last answer was complete, on the loop's clock."""
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,12 +60,14 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._came_bytes += len(data)
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
         """See `H11Protocol`."""
         super().on_response_complete()
+        self._refused_s = self.loop.time()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,6 +94,16 @@ class BoundedProtocol(H11Protocol):
             self._stop()
         elif self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.header_timeout_s, self._late)
+            self._came_bytes = 0
+
+    @property
+    def _is_sending(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See `H11Protocol`: a connection on which the rest of a body comes is not idle."""
+        if not self._is_sending:
+            super().timeout_keep_alive_handler()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -93,6 +113,10 @@ class BoundedProtocol(H11Protocol):
     def _late(self) -> None:
         self._timer = None
         if self.transport.is_closing():
+            return
+        quick = self._came_bytes >= self.body_bytes_per_s * self.header_timeout_s
+        if self._is_sending and quick and self.loop.time() - self._refused_s < _LINGER_S:
+            self._watch()
             return
         if self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
@@ -146,6 +170,7 @@ def protocol(limits: LimitSettings) -> type[BoundedProtocol]:
     bounds = {
         "most": _allowed(limits.connections),
         "header_timeout_s": limits.header_timeout_s,
+        "body_bytes_per_s": limits.body_bytes_per_s,
         "write_stall_s": limits.write_stall_s,
     }
     return type("Protocol", (BoundedProtocol,), bounds)

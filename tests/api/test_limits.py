@@ -269,6 +269,21 @@ def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> N
         assert b"HTTP/1.1 200 " in got
 
 
+def test_a_client_that_is_refused_while_it_sends_hears_why(limited: tuple[World, str]) -> None:
+    """It sends its body to the end, longer than a head may take, and reads the answer then; the connection goes on."""
+    _, base = limited
+    head = b"POST /v1/workloads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\nContent-Length: %d\r\n\r\n"
+    parts = 15
+    with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1])), timeout=30) as connection:
+        connection.sendall(head % (parts << 16))
+        for _ in range(parts):
+            time.sleep(0.1)
+            connection.sendall(b" " * (1 << 16))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP/1.1 200 " in connection.recv(65536)
+
+
 def test_defaults_let_a_sweep_through() -> None:
     """5,000 workloads of one tenant fit the queue's limit, and ten in parallel the requests' limits."""
     limits = Settings().limits
