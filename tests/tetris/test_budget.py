@@ -68,8 +68,8 @@ def test_a_process_that_has_just_begun_has_most_of_its_budget() -> None:
 
 
 def test_a_walk_cools_all_the_time() -> None:
-    """Temperatures fall from the first to far below where most of the walk ends, and go with the total."""
-    heats = Cooling.of_long_walk(5.0, 2000)
+    """Temperatures fall from the first to far below where most of the walk ends, and go with what moves change."""
+    heats = Cooling.of_long_walk(0.05)
     at = [heats.at(part) for part in np.linspace(0.0, 1.0, 50)]
     assert at == sorted(at, reverse=True) and at[0] == heats.hot and at[-1] < heats.cold / 20
-    assert Cooling.of_long_walk(10.0, 2000).hot == pytest.approx(2 * heats.hot)
+    assert Cooling.of_long_walk(0.1).hot == pytest.approx(2 * heats.hot)
