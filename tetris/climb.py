@@ -228,7 +228,7 @@ class _Climb:
             return
         self._long_walk(penalty)
         neighbourhood = None
-        if self.budget.looks - self.spent[search.LOOKS] > 2 * _LOOKS_OF_IMPORT and self._goes_on():
+        if self.budget.left(float(self.spent[search.LOOKS])) > 2 * _LOOKS_OF_IMPORT and self._goes_on():
             # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
             from tetris.neighbourhood import Neighbourhood
 

@@ -33,6 +33,7 @@ def test_effort_or_time_whichever_is_more() -> None:
     now = [0.0]
     short = Budget(10.0, lambda: now[0], ends_s=4.0)
     now[0] = 3.0
+    assert short.left(0.0) == pytest.approx(2.5 * LOOKS_PER_S)
     assert short.part(0.0) == pytest.approx(0.75) and short.left_s == pytest.approx(1.0)
     now[0] = 9.0
     assert short.part(0.0) > 1.0 and short.left_s == 0.0
