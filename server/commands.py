@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from infra.config import Settings, load_settings
 from infra.errors import ConfigurationError, MizzenError, StackError
+
+if TYPE_CHECKING:
+    from infra.config import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 # As the SDK's command documents them.
@@ -83,7 +85,7 @@ def simulate_options(command: F) -> F:
     return command
 
 
-def _settings(options: dict[str, Any], **more: Any) -> Settings:
+def _settings(options: dict[str, Any], **more: Any) -> "Settings":
     temporal = {
         "address": options.get("temporal"),
         "namespace": options.get("temporal_namespace"),
@@ -94,6 +96,8 @@ def _settings(options: dict[str, Any], **more: Any) -> Settings:
         "api_key": options.get("temporal_api_key"),
         **more.pop("temporal", {}),
     }
+    from infra.config import load_settings
+
     return load_settings(options.get("config"), {"database": options.get("database"), "temporal": temporal, **more})
 
 
@@ -206,6 +210,8 @@ def agents(config: Path, fleet: Path) -> None:
     from server.agents import run_fleet
 
     _log_to_stderr()
+    from infra.config import load_settings
+
     run_command(lambda: run_fleet(load_settings(config), fleet))
 
 

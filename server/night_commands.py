@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,9 @@ from mizzen.cli import words
 from mizzen.cli.exits import Exit
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Session, finish, say
-from mizzen.client.client import Client
+
+if TYPE_CHECKING:
+    from mizzen.client.client import Client
 
 _MOVES_SHOWN = 20
 _UNPLACED_SHOWN = 10
@@ -131,7 +133,7 @@ def _newest(session: Session) -> str:
     return str(items[0]["id"])
 
 
-def _page(client: Client, night: Mapping[str, Any]) -> Iterator[str]:
+def _page(client: "Client", night: Mapping[str, Any]) -> Iterator[str]:
     """What an operator looks at before anything moves."""
     from tetris.report import Summary, cannot_hold, lines
 

@@ -35,6 +35,10 @@ class Budget:
         """How much of the budget is spent: of the effort or of the time, whichever is more; 1 or more at its end."""
         return max(looks / self.looks, self.part_of_time) if self.looks else 1.0
 
+    def left(self, looks: float) -> float:
+        """The effort that is left, or that there is time for if that is less."""
+        return max(1.0 - self.part(looks), 0.0) * self.looks
+
     @property
     def part_of_time(self) -> float:
         """How much of the time is over; 1 or more at its end."""

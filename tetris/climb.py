@@ -4,10 +4,11 @@ The plain algorithm, `one_pass`: find each table's best region by itself, queue 
 each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains,
 or too little for what it costs: no single table's move helps much then.
 
-From there: one long annealed walk from the start's plan, whose steps also move all tables of a job, or let two tables
-change places (`tetris.cooling` has its temperatures). What is left of the budget goes to shorter walks, most of them
-from the best plan; neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances small
-enough the exact method, which ends the search when it has proved the plan.
+From there: one long annealed walk from the start's plan, whose steps also move all tables of a job, a cluster of tables
+that share jobs, or let two tables change places (`tetris.cooling` has its temperatures). What is left of the budget
+goes to shorter walks, most of them from the best plan; neighbourhoods that CP-SAT solves again as a whole
+(`tetris.neighbourhood`); and for instances small enough the exact method, which ends the search when it has proved the
+plan.
 
 Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan,
 unless the clock ends the search first (`tetris.budget`).
@@ -28,6 +29,7 @@ from tetris.cooling import Cooling
 from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
+from tetris.kernels.layout import Room
 from tetris.problem import Problem
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ LACKING = 1e3
 before everything else."""
 _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective, in turns; the long walk takes the second."""
-_SAMPLES = 200
-_LONG_WALK = 0.85
+_SAMPLES, _SAMPLES_OF_LONG_WALK = 200, 2000
+"""Tables whose moves are looked at for the scale of a walk's temperatures."""
+_LONG_WALK = 0.93
 """What the long walk takes of the budget at most."""
 _PASSES_OF_LONG_WALK = 200, 30_000
 """The least and the most that the long walk takes, in passes: a shorter one ends above what greedy passes reach, and
@@ -64,7 +67,7 @@ _CHUNK = 20_000
 _PIECE = 2e6
 """Looks between two looks at the clock on a walk."""
 _MOST_TABLES = 64
-"""Jobs of more tables are not moved as a whole."""
+"""Jobs and clusters of more tables are not moved as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,9 @@ class _Climb:
 
     def _search(self) -> None:
         self.jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
-        self.undo = np.zeros(_MOST_TABLES, np.int32)
+        self.room = Room(
+            np.zeros(_MOST_TABLES, np.int32), np.zeros(_MOST_TABLES, np.int32), np.zeros(len(self.tables) + 1, np.int32)
+        )
         penalty = _PENALTIES[1] * float(self.spent[search.BEST_TOTAL])
         if search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent) <= 0.0:
             # Whatever moves, nothing changes: there is nothing to walk for.
@@ -223,7 +228,7 @@ class _Climb:
             return
         self._long_walk(penalty)
         neighbourhood = None
-        if self.budget.looks - self.spent[search.LOOKS] > 2 * _LOOKS_OF_IMPORT and self._goes_on():
+        if self.budget.left(float(self.spent[search.LOOKS])) > 2 * _LOOKS_OF_IMPORT and self._goes_on():
             # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
             from tetris.neighbourhood import Neighbourhood
 
@@ -256,12 +261,13 @@ class _Climb:
         """Walk from the start's plan for most of the budget, if it is enough for that."""
         least, most = (passes * self._looks_of_a_pass() for passes in _PASSES_OF_LONG_WALK)
         length = min(_LONG_WALK * self.budget.looks, most)
-        total = float(self.spent[search.BEST_TOTAL])
-        if length < least or total <= 0.0 or not self._goes_on():
+        if length < least or not self._goes_on():
             return
-        heats = Cooling.of_long_walk(total, len(self.tables))
-        self._take(self.problem.columns.home)
-        self._walk(heats, length, penalty)
+        # Without the penalty: what limits cost says nothing of the objective's scale.
+        change = search.spread(*self.parts, self.tables, _SAMPLES_OF_LONG_WALK, 0.0, self.spent)
+        if change > 0.0:
+            self._take(self.problem.columns.home)
+            self._walk(Cooling.of_long_walk(change), length, penalty)
 
     def _walk(self, heats: Cooling, length: float, penalty: float) -> None:
         """Anneal for so many looks, or as much of them as there is time for: where time is short, it cools faster."""
@@ -274,16 +280,14 @@ class _Climb:
         # In pieces, of which none keeps anybody waiting who interrupts it or watches.
         while done < 1.0:
             piece = min(_PIECE, length)
-            self._step_on(piece, heats.at(done), heats.at(min(1.0, done + piece / length)), penalty)
+            search.walk(
+                *self.parts, self.tables, self.jobs, piece, heats.at(done), heats.at(min(1.0, done + piece / length)),
+                penalty, self.best, spent, self.room,
+            )  # fmt: skip
             done = max((spent[search.LOOKS] - began) / length, (budget.part_of_time - began_time) / time)
             if not (self._tick("walks") and self._goes_on()):
                 break
         self._descend("walks")
-
-    def _step_on(self, looks: float, hot: float, cold: float, penalty: float) -> None:
-        search.walk(
-            *self.parts, self.tables, self.jobs, looks, hot, cold, penalty, self.best, self.spent, self.undo
-        )  # fmt: skip
 
     def _improve(self, neighbourhood: "Neighbourhood", until: float) -> None:
         """Neighbourhoods of the best plan, one at least, until so many looks are spent."""

@@ -33,6 +33,7 @@ def test_effort_or_time_whichever_is_more() -> None:
     now = [0.0]
     short = Budget(10.0, lambda: now[0], ends_s=4.0)
     now[0] = 3.0
+    assert short.left(0.0) == pytest.approx(2.5 * LOOKS_PER_S)
     assert short.part(0.0) == pytest.approx(0.75) and short.left_s == pytest.approx(1.0)
     now[0] = 9.0
     assert short.part(0.0) > 1.0 and short.left_s == 0.0
@@ -68,8 +69,8 @@ def test_a_process_that_has_just_begun_has_most_of_its_budget() -> None:
 
 
 def test_a_walk_cools_all_the_time() -> None:
-    """Temperatures fall from the first to far below where most of the walk ends, and go with the total."""
-    heats = Cooling.of_long_walk(5.0, 2000)
+    """Temperatures fall from the first to far below where most of the walk ends, and go with what moves change."""
+    heats = Cooling.of_long_walk(0.05)
     at = [heats.at(part) for part in np.linspace(0.0, 1.0, 50)]
     assert at == sorted(at, reverse=True) and at[0] == heats.hot and at[-1] < heats.cold / 20
-    assert Cooling.of_long_walk(10.0, 2000).hot == pytest.approx(2 * heats.hot)
+    assert Cooling.of_long_walk(0.1).hot == pytest.approx(2 * heats.hot)

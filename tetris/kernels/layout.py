@@ -150,3 +150,14 @@ class Work(NamedTuple):
     """int32[R]"""
     tallied: F8
     """float64[R]"""
+
+
+class Room(NamedTuple):
+    """Room for a walk's steps of several tables."""
+
+    undo: I4
+    """int32: homes of a job's tables before a step."""
+    members: I4
+    """int32: tables of a cluster."""
+    marks: I4
+    """int32[T + 1]: see `tetris.kernels.clusters.cluster`."""
