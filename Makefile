@@ -25,9 +25,6 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproj
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
-	@# Processes that import numba start in half the CPU time, also where Python may not write bytecode by itself.
-	@cd $(VENV)/lib/python3*/site-packages && $(CURDIR)/$(BIN)/python -m compileall -q -j 0 -x /tests/ numba llvmlite numpy \
-		scipy/linalg scipy/_lib pydantic rich click
 	@echo "compiling the schedulers' inner loops (half a minute, once for each version of them)"
 	@$(BIN)/python -m activities.warm
 	@touch $@
