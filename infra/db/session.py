@@ -17,8 +17,6 @@ from infra.errors import ConfigurationError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SURELY_ALIVE_S = 0.25
-"""A connection that was used so lately is not tested: Postgres cannot have been restarted meanwhile."""
 
 
 def sqlalchemy_url(database_url: str) -> str:
@@ -36,8 +34,13 @@ def sqlalchemy_url(database_url: str) -> str:
     return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
-def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mizzen") -> Engine:
-    """An engine that tests idle connections before use, so that a restart of Postgres costs one retry, not an error.
+def open_engine(
+    database_url: str, *, pool_size: int = 8, application: str = "mizzen", untested_s: float = 0.0
+) -> Engine:
+    """An engine that tests connections before use, so that a restart of Postgres costs one retry, not an error.
+
+    Those that were used within `untested_s` are not tested, by one who tries again anyway: a test costs as much as a
+    short statement.
 
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.
@@ -46,11 +49,11 @@ def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mi
         sqlalchemy_url(database_url),
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_use_lifo=True,  # A few connections in turn: their statements are prepared, and they need no test.
+        pool_use_lifo=True,  # A few connections in turn, on which statements are prepared.
         connect_args={"application_name": application, "connect_timeout": 5},
     )
     event.listen(engine, "checkin", _note_use)
-    event.listen(engine, "checkout", partial(_test_idle, engine))
+    event.listen(engine, "checkout", partial(_test_idle, engine, untested_s))
     return engine
 
 
@@ -58,13 +61,13 @@ def _note_use(_: Any, record: ConnectionPoolEntry) -> None:
     record.info["used_s"] = time.monotonic()
 
 
-def _test_idle(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
-    """As `pool_pre_ping`, but only for connections that have been idle: a test costs as much as a short statement.
+def _test_idle(engine: Engine, untested_s: float, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
+    """As `pool_pre_ping`, but not for connections that were used within `untested_s`.
 
     Raises:
         InvalidatePoolError: the connection is gone; the pool opens others.
     """
-    if time.monotonic() - record.info.get("used_s", 0.0) < _SURELY_ALIVE_S:
+    if time.monotonic() - record.info.get("used_s", 0.0) < untested_s:
         return
     try:
         engine.dialect.do_ping(connection)

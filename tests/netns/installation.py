@@ -15,6 +15,7 @@ from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import TemporalSettings
 from infra.stack import temporal
 from infra.stack.postgres import EmbeddedPostgres
+from tests.agent.harness import zygotes
 from tests.netns.namespaces import Network
 from tests.stack.harness import ROOT, wait_until
 
@@ -172,9 +173,10 @@ class Installation:
         return {pid for pid in self.network.processes(name) if mark in _environment(pid)}
 
     def leftover(self, name: str) -> set[int]:
-        """Pids on a machine of everything but its agent and what was started by `ask`."""
+        """Pids on a machine of everything but its agent with its zygote, and what was started by `ask`."""
         helper = {self._helpers[name].pid} if name in self._helpers else set()
-        return self.network.processes(name) - helper - {self._processes[f"agent-{name}"].pid}
+        agent = self._processes[f"agent-{name}"].pid
+        return self.network.processes(name) - helper - {agent} - zygotes(agent)
 
     def tail(self) -> str:
         """The last lines of every part's log."""
