@@ -1,4 +1,4 @@
-"""How often something may happen: at once while it is rare, at a steady rate while it never stops."""
+"""Rate limiting: bursts at a minimum interval, then a steady rate."""
 
 BURST = 10
 

@@ -20,10 +20,10 @@ def give_back_freed_memory() -> None:
 
 
 def collect_seldom() -> None:
-    """Leaves what is loaded by now out of every search for cycles, and searches after so many more new objects.
+    """Exempts all present objects from garbage collection, and has the youngest generation collected less often.
 
-    A process that has loaded its libraries holds about a million objects that it will never free; looking through them
-    again and again took a tenth of a worker's time. Called once all is loaded.
+    A process that has loaded its libraries holds about a million objects that it will never free. Scanning them took a
+    tenth of a worker's time. Call it once, when everything is loaded.
     """
     gc.collect()
     gc.freeze()

@@ -16,7 +16,7 @@ class IllegalTransition(Exception):
 
 
 _BEFORE = {phase: sorted(p.value for p, following in NEXT_PHASES.items() if phase in following) for phase in Phase}
-"""Phase to those that it can follow."""
+"""For each phase, the phases from which it can be entered."""
 
 # The event's key refuses a second one: then nothing else is changed either.
 _ENTER = text(

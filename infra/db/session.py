@@ -39,8 +39,8 @@ def open_engine(
 ) -> Engine:
     """An engine that tests connections before use, so that a restart of Postgres costs one retry, not an error.
 
-    Those that were used within `untested_s` are not tested, by one who tries again anyway: a test costs as much as a
-    short statement.
+    A connection that was used within the last `untested_s` seconds is not tested, because a test costs as much as a
+    short statement. Only callers that retry should set it.
 
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.

@@ -1,7 +1,7 @@
 """Parts of a stack that outlived their supervisor: found by the next one on the same folder, and ended.
 
-Every part is told to end when its supervisor dies. One that is stopped then (SIGSTOP) hears it when it goes on, which
-may be never; until then it keeps its port, and its successor cannot start.
+The kernel sends every part SIGTERM when its supervisor dies. A part that is stopped (SIGSTOP) at that moment does not
+receive the signal until it is continued. Until then it keeps its port, and its successor cannot start.
 """
 
 import contextlib

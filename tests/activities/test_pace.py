@@ -15,7 +15,7 @@ def _taken(pace: Pace, until_s: float) -> list[float]:
 
 
 def test_after_a_quiet_time_some_come_at_the_least_interval_and_then_at_the_rate() -> None:
-    """Ten and those that came back meanwhile 0.1 s apart, then two a second for as long as they are asked for."""
+    """A burst at intervals of 0.1 s until the bucket is empty, then two a second."""
     taken = _taken(Pace(0.1, 2.0), 60.0)
     gaps = [b - a for a, b in itertools.pairwise(taken)]
     assert all(abs(gap - 0.1) < 1e-6 for gap in gaps[: BURST - 1])
