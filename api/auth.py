@@ -128,7 +128,7 @@ class Authentication:
     """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key.
 
     Keys are looked up in the threads of `threads.authentication` and over `engine`, which nothing else uses, so
-    requests that hang keep nobody from logging in. An address that has failed too often gets 429 for another failure.
+    slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.
     Its valid keys still work, since others may share the address; they are looked up in `threads.suspects`, so that
     the address cannot take the threads in which others log in.
     """

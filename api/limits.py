@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import Caller, caller_of
 from api.problems import Problem, over_limit
-from api.tokens import Bucket
+from domain.token_bucket import TokenBucket
 from infra.config import LimitSettings
 
 _ADMITTED = "mizzen.admitted"
@@ -45,7 +45,7 @@ class Admission:
         self._app = app
         self._settings = settings
         self._clock = clock
-        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}
         self._answering: Counter[tuple[str, str]] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,10 +90,10 @@ class Admission:
         self._answering.update((kind, name) for kind, name, _, _ in owners)
         return Admitted(lambda: self._answered([(kind, name) for kind, name, _, _ in owners]))
 
-    def _bucket(self, owner: tuple[str, str], rate: float, now_s: float) -> Bucket:
+    def _bucket(self, owner: tuple[str, str], rate: float, now_s: float) -> TokenBucket:
         if owner not in self._buckets:
             size = max(1.0, rate * self._settings.burst_s)
-            self._buckets[owner] = Bucket(rate, size, size, now_s)
+            self._buckets[owner] = TokenBucket(rate, size, size, now_s)
         return self._buckets[owner]
 
     def _answered(self, owners: list[tuple[str, str]]) -> None:

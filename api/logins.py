@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from api.tokens import Bucket
+from domain.token_bucket import TokenBucket
 
 ADDRESSES = 10_000
 """Addresses that are remembered at most; beyond, the one that failed least recently is forgotten."""
@@ -44,7 +44,7 @@ class FailedLogins:
         self._burst = burst
         self._clock = clock
         self._most = addresses
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         """How many addresses are remembered."""
@@ -58,7 +58,7 @@ class FailedLogins:
     def count(self, address: str) -> float:
         """Counts a failed login; seconds until the next one is within the limit, 0 if this one is."""
         now_s = self._clock()
-        bucket = self._buckets.setdefault(address, Bucket(self._rate, self._burst, self._burst, now_s))
+        bucket = self._buckets.setdefault(address, TokenBucket(self._rate, self._burst, self._burst, now_s))
         self._buckets.move_to_end(address)
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)

@@ -1,6 +1,6 @@
 """Ids of workloads in reasons and events, masked for keys that may not see those workloads.
 
-Who evicted whom, and whose slots something waits for, is told to tenants without naming the workloads of others.
+A tenant sees that its workload was evicted, or waits for slots, but not the ids of other tenants' workloads.
 """
 
 import re

@@ -61,7 +61,7 @@ def queue(
 def _in_order(
     session: Session, newest: published.Queue, waiting: Select[Any], tenant: str | None, limit: int
 ) -> list[QueueRow]:
-    """The first of those that the scan ranked and that still wait."""
+    """The first `limit` workloads of the scan's ranking that are still queued."""
     rows: list[QueueRow] = []
     ranked = iter(newest.of_tenant(tenant))
     while len(rows) < limit and (part := list(islice(ranked, max(limit, _PART)))):

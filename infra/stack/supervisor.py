@@ -101,9 +101,9 @@ class Supervisor:
         on_restart: Callable[[str, str], Awaitable[None]] | None = None,
         parts: Path | None = None,
     ) -> None:
-        """`liveness`: when a part counts as stuck; `on_restart` is told a child's name and why it was restarted.
+        """`liveness`: when a part counts as stuck; `on_restart` gets a child's name and why it was restarted.
 
-        `parts`: the file that says which processes run (`infra.stack.leftovers`).
+        `parts`: the file that lists the running processes (`infra.stack.leftovers`).
         """
         self.children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []

@@ -100,7 +100,7 @@ async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: 
 
 
 async def test_wakes_keep_their_interval(town: World, client: Client, database_url: str) -> None:
-    """A wake that comes within `wake_interval_s` of the one before waits, and holds back nobody else's mail."""
+    """A wake within `wake_interval_s` of the previous one is delayed; other mail is not."""
     dispatcher = Dispatcher(town.engine, database_url, client, scheduler=SchedulerSettings(wake_interval_s=3600))
     for _ in range(2):
         with town.session() as session:

@@ -61,7 +61,7 @@ def test_a_start_under_way_at_a_stop_is_not_over(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_was_removed_is_not_remembered(tmp_path: Path) -> None:
-    """A folder of the same name, made later, is looked at anew."""
+    """A removed attempt is forgotten: a later folder of the same name is inspected again."""
     state = StateFolder(tmp_path)
     attempt = state.attempt("wl", 1)
     tasks.request_stop(a_task(attempt), 0, told=True)

@@ -38,9 +38,9 @@ async def test_failed_logins_of_an_address(database_url: str, tmp_path: Path) ->
         assert "192.0.2.1" in refused.json()["detail"] and "not known" in refused.json()["detail"]
         async with _from(world, "192.0.2.1", world.headers("vision")[good]) as neighbour:
             assert [(await neighbour.get("/v1/whoami")).status_code for _ in range(5)] == [200] * 5
-        async with _from(world, "192.0.2.1", None) as nobody:
-            assert (await nobody.get("/v1/whoami")).status_code == 429
-            assert (await nobody.get("/healthz")).status_code == 200
+        async with _from(world, "192.0.2.1", None) as keyless:
+            assert (await keyless.get("/v1/whoami")).status_code == 429
+            assert (await keyless.get("/healthz")).status_code == 200
         async with _from(world, "192.0.2.2", "Bearer mzn_wrong") as other:
             assert (await other.get("/v1/whoami")).status_code == 401
 
@@ -114,7 +114,7 @@ def full(database_url: str, tmp_path: Path, serve: Callable[[World], str]) -> It
 
 
 def test_connections_are_bounded(full: tuple[str, list[socket.socket]]) -> None:
-    """A connection too many is told so with Retry-After and closed, health is served, and room that is made is used."""
+    """A connection over the limit gets 503 with Retry-After; health is served; a closed connection makes room."""
     url, held = full
     refused = httpx.get(f"{url}/v1/whoami")
     assert (refused.status_code, refused.json()["limit"]) == (503, {"name": "limits.connections", "value": 5.0})
@@ -126,7 +126,7 @@ def test_connections_are_bounded(full: tuple[str, list[socket.socket]]) -> None:
 
 
 def test_connections_far_beyond_the_limit_are_closed(full: tuple[str, list[socket.socket]]) -> None:
-    """Of hundreds of connections that send nothing most are closed at once, and those that are open do not grow."""
+    """Of hundreds of silent connections, those far over the limit are closed at once."""
     url, _ = full
     address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Bucket:
+class TokenBucket:
     """A token bucket: `rate` tokens per second, at most `size` of them kept."""
 
     rate: float
