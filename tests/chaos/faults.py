@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ class Faults:
         self._scratch = scratch
         self._seen = seen
         self._restart = restart
+        self._replacing = threading.Lock()
         self.done: list[str] = []
         """The kinds of faults that hit something."""
 
@@ -164,16 +166,18 @@ class Faults:
         return lambda: self._replace_temporal(kept, fault)
 
     def _replace_temporal(self, kept: Path | None, fault: Fault) -> None:
-        pid = self._chosen("temporal", fault.draw)
-        if pid is None or not self._signal(pid, signal.SIGSTOP):
-            return
-        for name in _DATABASE:
-            (self._up.data / name).unlink(missing_ok=True)
-            if kept is not None and (kept / name).exists():
-                with contextlib.suppress(OSError):  # No room: then it is lost.
-                    shutil.copyfile(kept / name, self._up.data / name)
-        self._signal(pid, signal.SIGKILL)
-        self.done.append(fault.kind)
+        # One loss may begin while another ends; a database made of two files would be a third fault.
+        with self._replacing:
+            pid = self._chosen("temporal", fault.draw)
+            if pid is None or not self._signal(pid, signal.SIGSTOP):
+                return
+            for name in _DATABASE:
+                (self._up.data / name).unlink(missing_ok=True)
+                if kept is not None and (kept / name).exists():
+                    with contextlib.suppress(OSError):  # No room: then it is lost.
+                        shutil.copyfile(kept / name, self._up.data / name)
+            self._signal(pid, signal.SIGKILL)
+            self.done.append(fault.kind)
 
     def _disk_full(self, fault: Fault) -> End | None:
         """Fills the file system of the stack's folder, where it is one of its own."""

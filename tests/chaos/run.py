@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -116,7 +117,11 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
 
 
 def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule, say: Callable[[str], None]) -> Faults:
-    """Carries out the whole schedule; faults and users have a thread each, so that neither waits for the other."""
+    """Carries out the whole schedule; what users ask, the faults and each fault's end have threads of their own.
+
+    So none waits for another: a restart that needs room on a full disk, or a process that is stopped, would otherwise
+    wait for an end that waits for the restart.
+    """
     restarting = threading.Lock()
 
     def restart() -> None:
@@ -132,29 +137,36 @@ def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule
                     time.sleep(1.0)
 
     faults = Faults(up, scratch, seen, restart)
-    agenda, requests = _Agenda(), _Agenda()
-    for fault in schedule.faults:
+    with ThreadPoolExecutor(max_workers=2 + len(schedule.faults)) as threads:
+        ends: list[Future[None]] = []
+        agenda, requests = _Agenda(), _Agenda()
+        for fault in schedule.faults:
 
-        def begin(fault=fault) -> None:  # type: ignore[no-untyped-def]
-            if up.process is not None and up.process.poll() is not None:
-                seen.stack_failures.append(f"ended by itself with {up.process.returncode} before {fault.kind}")
-                restart()
-            say(f"{fault.at_s:6.1f} s  {fault.kind}" + (f" for {fault.lasts_s:.0f} s" if fault.lasts_s else ""))
-            end = faults.begin(fault)
-            if end is not None:
-                agenda.add(fault.at_s + fault.lasts_s, end)
+            def begin(fault=fault) -> None:  # type: ignore[no-untyped-def]
+                if up.process is not None and up.process.poll() is not None:
+                    seen.stack_failures.append(f"ended by itself with {up.process.returncode} before {fault.kind}")
+                    restart()
+                say(f"{fault.at_s:6.1f} s  {fault.kind}" + (f" for {fault.lasts_s:.0f} s" if fault.lasts_s else ""))
+                end = faults.begin(fault)
+                if end is not None:
+                    ends.append(threads.submit(_later, fault.lasts_s, end))
 
-        agenda.add(fault.at_s, begin)
-    for submission in schedule.submissions:
-        requests.add(submission.at_s, lambda submission=submission: users.submit(submission))  # type: ignore[misc]
-    for request in schedule.requests:
-        requests.add(request.at_s, lambda request=request: users.ask(request))  # type: ignore[misc]
-    began_s = time.monotonic()
-    asking = threading.Thread(target=requests.run, args=(began_s,))
-    asking.start()
-    agenda.run(began_s)
-    asking.join()
+            agenda.add(fault.at_s, begin)
+        for submission in schedule.submissions:
+            requests.add(submission.at_s, lambda submission=submission: users.submit(submission))  # type: ignore[misc]
+        for request in schedule.requests:
+            requests.add(request.at_s, lambda request=request: users.ask(request))  # type: ignore[misc]
+        began_s = time.monotonic()
+        asking = threads.submit(requests.run, began_s)
+        agenda.run(began_s)
+        for running in (asking, *ends):
+            running.result()
     return faults
+
+
+def _later(delay_s: float, act: Callable[[], None]) -> None:
+    time.sleep(delay_s)
+    act()
 
 
 def _stop(up: Up, seen: Observed) -> None:

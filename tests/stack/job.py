@@ -16,15 +16,17 @@ saver = Checkpointer()
 found = saver.load_latest()
 step = found.state["step"] if found else 0
 print(f"starting at step {step} of {steps}", flush=True)
+saved = step
 while step < steps:
     time.sleep(step_s)
-    if step == steps - 1 and gate and not gate.exists():
-        continue
-    step += 1
-    mizzen.progress(step)
-    if saver.writer and (step == steps or saver.should_save(step)):
+    if step < steps - 1 or not gate or gate.exists():
+        step += 1
+        mizzen.progress(step)
+    leaving = step < steps and mizzen.preempted()
+    if saver.writer and step > saved and (leaving or step == steps or saver.should_save(step)):
         saver.save(step, {"step": step})
-    if mizzen.preempted() and step < steps:
+        saved = step
+    if leaving:
         print(f"stopped at step {step}", flush=True)
         mizzen.exit_preempted()
 print(f"done at step {step}", flush=True)

@@ -50,12 +50,14 @@ def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
     assert [a["attempt"] for a in shared.client().attempts(workload)] == [1]
 
 
-def test_interrupt_saves_stops_and_goes_on(shared: Up) -> None:
+def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
     """Ctrl-C asks for a checkpoint and leaves no process; at the next start the workload goes on from there."""
-    workload = shared.submit("long", steps=60, step_s=0.2, tasks=2)
+    gate = tmp_path / "gate"
+    workload = shared.submit("long", steps=60, step_s=0.2, tasks=2, gate=gate)
     wait_until(lambda: (shared.client().workload(workload).get("progress") or {}).get("step"), "it makes progress")
     assert shared.interrupt() == 0
     assert processes_of(shared.data) == {}
+    gate.touch()
     shared.start()
     wait_until(lambda: shared.ended(workload), "it goes on to its end")
     attempts = shared.client().attempts(workload)
