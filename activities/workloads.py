@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import slots
 from domain.phases import TERMINAL_PHASES, Phase
-from domain.protocol import Activity, FlushedRequest, ReleaseRequest, TransitionRequest
+from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
 from domain.reported import LoadState, TaskProgress
 from infra.config import Settings
@@ -29,7 +29,12 @@ _LOCK = text(
 )
 _CHECKPOINTS_HERE = text("update workload set checkpoint_region = region where id = :workload")
 _BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
-_IS_LIVE = text("select from attempt where workload = :workload and attempt = :attempt and released_at is null")
+_LIVE = text(
+    "select a.started_at, w.phase from attempt as a join workload as w on w.id = a.workload"
+    " where a.workload = :workload and a.attempt = :attempt and a.released_at is null"
+)
+_MAY_HAVE_TASKS = frozenset({Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING})
+"""Phases that are written before a machine is asked to prepare or start tasks."""
 
 
 def locked(session: Session, workload_id: str) -> Workload:
@@ -155,14 +160,22 @@ class WorkloadActivities:
 
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
-        """Ends an attempt and hands its slots over."""
+        """Ends an attempt and hands its slots over.
+
+        Raises:
+            ApplicationError: `TASKS_MAY_RUN` (not tried again): the workflow knows of no tasks, but they were started.
+        """
         phase, workload = Phase(request.next_phase), request.workload_id
         with transaction(self._engine) as session:
             own = {"workload": workload, "attempt": request.attempt}
             if session.execute(_LOCK, {"workload": workload}).first() is None:
                 raise _unknown(workload)
-            if session.execute(_IS_LIVE, own).first() is None:
+            live = session.execute(_LIVE, own).first()
+            if live is None:
                 return
+            if request.unstarted and (live.started_at is not None or live.phase in _MAY_HAVE_TASKS):
+                message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
+                raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
             machines = slots.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
             # Only now: see the order of locks in `slots`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
@@ -180,7 +193,7 @@ class WorkloadActivities:
             if request.reason.get("code") != ReasonCode.COMPLETED:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)
-            self._judge_machines(session, workload, machines, request.blames_machine, phase)
+            self._judge_machines(session, attempt, machines, request.blames_machine, phase)
             outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.FLUSHED.value)
@@ -198,19 +211,23 @@ class WorkloadActivities:
                 record_checkpoint(session, row, attempt)
 
     def _judge_machines(
-        self, session: Session, workload: str, machines: Mapping[str, Machine], blamed: str | None, phase: Phase
+        self, session: Session, attempt: Attempt, machines: Mapping[str, Machine], blamed: str | None, phase: Phase
     ) -> None:
         """Counts workloads in a row that failed on a locked machine, and cordons one that keeps failing them.
 
         A workload counts once, however often it fails there. One that has helped to cordon a machine counts on no
-        other: what all machines fail at is more likely the workload's fault.
+        other: what all machines fail at is more likely the workload's fault. Workloads that were there together count
+        as one: a machine that stops answering once is lost to all of them.
         """
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
-                machine.failed_gangs, machine.failed_workloads = 0, []
-        guilty = machines.get(blamed or "")
+                machine.failed_gangs, machine.failed_workloads, machine.failed_at = 0, [], None
+        guilty, workload = machines.get(blamed or ""), attempt.workload
         if guilty is None or workload in guilty.failed_workloads or _has_cordoned(session, workload):
             return
+        if guilty.failed_at is not None and guilty.failed_at > attempt.awarded_at:
+            return
+        guilty.failed_at = func.clock_timestamp()
         guilty.failed_workloads = [*guilty.failed_workloads, workload]
         guilty.failed_gangs = len(guilty.failed_workloads)
         if guilty.failed_gangs >= self._settings.lifecycle.cordon_after_failed_gangs and guilty.cordon is None:

@@ -35,12 +35,13 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         await state.aclose()
 
+    # The routers' own routes: `include_router` would derive each of them once more while the first request waits, and
+    # look through one router after another for every request.
     app = FastAPI(
-        title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
-    )
+        title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None,
+        routes=[route for router in _ROUTERS for route in router.routes],
+    )  # fmt: skip
     app.state.mizzen = state
-    for router in _ROUTERS:
-        app.include_router(router)
     problems.install(app)
     openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
     # The last one added sees a request first.

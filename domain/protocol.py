@@ -156,6 +156,14 @@ class ReleaseRequest:
     """Those whose agents could not be asked whether anything still runs there, or where tasks still save."""
     flushing_s: float = 0.0
     """How long tasks on silent machines may go on to save their last checkpoint."""
+    unstarted: bool = False
+    """The workflow has asked no machine for anything. Refused (`TASKS_MAY_RUN`) where Postgres says that its tasks were
+    started: Temporal was rolled back since, or the workflow replaces one that is gone.
+    """
+
+
+TASKS_MAY_RUN = "TasksMayRun"
+"""Type of the error with which a `ReleaseRequest` is refused that is `unstarted`."""
 
 
 @dataclass

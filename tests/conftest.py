@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from xdist.scheduler import LoadFileScheduling
 
 from infra.db.migrate import upgrade
+from infra.db.schema import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
@@ -79,6 +80,23 @@ def template_database(postgres_url: str) -> str:
     upgrade(engine)
     engine.dispose()
     return name
+
+
+def empty(database_url: str) -> None:
+    """Removes every row of a migrated database, which takes a fifth of the time of making one.
+
+    Numbers that the database hands out begin anew. As with a new database, whoever still holds a connection loses it.
+    """
+    statements = [
+        f'delete from "{table.name}"' for table in (SCHEMA.tables["allocation"], *reversed(SCHEMA.sorted_tables))
+    ]
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        connection.execute("; ".join(statements))  # type: ignore[call-overload]
+        connection.execute("select setval(seqrelid, seqstart, false) from pg_sequence")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, SearchAttributeUpdate
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
@@ -34,6 +35,12 @@ async def record(activity: Activity, argument: Any, result_type: type[T] | None 
         retry_policy=replace(_FOR_EVER, maximum_attempts=tries),
     )
     return result
+
+
+def type_of(error: FailureError) -> str | None:
+    """The type with which an activity failed for good; None: it failed otherwise."""
+    cause = error.cause if isinstance(error, ActivityError) else error
+    return cause.type if isinstance(cause, ApplicationError) else None
 
 
 async def on_region(

@@ -14,6 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.ids import task_log
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import (
+        TASKS_MAY_RUN,
         Activity,
         CheckpointCopy,
         FlushedRequest,
@@ -27,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.reported import TaskProgress
-    from workflows.effects import give_up, on_region, record, show_in_temporal
+    from workflows.effects import give_up, on_region, record, show_in_temporal, type_of
     from workflows.flushes import Flushes
     from workflows.gang import Gang, GangEnd, LaunchFailure
     from workflows.loading import failed_load, loaded
@@ -137,12 +138,30 @@ class WorkloadWorkflow:
             rank=mail.detail.get("rank"),
             attempt=mail.attempt,
         )
-        end = await self._placed(ready=bool(mail.detail.get("ready")))
-        await self._release(end)
+        return await self._release(await self._placed(ready=bool(mail.detail.get("ready"))))
+
+    async def _release(self, end: Ending) -> Ending:
+        """Ends the attempt; how it did.
+
+        One that is told to stop before this workflow has asked a machine for anything may run all the same: Temporal
+        was rolled back to before its start, or an earlier workflow started it. Postgres knows; its tasks end first.
+        """
+        try:
+            await self._try_release(end)
+        except FailureError as error:
+            if type_of(error) != TASKS_MAY_RUN:
+                raise
+            gang, plan = await self._gang_of_row()
+            await gang.stop(plan.grace_s, lost=end.blames_machine)
+            found = await gang.result()
+            if found.all_succeeded:
+                end = Ending(Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks}))
+            end = replace(end, progress=found.progress)
+            await self._try_release(end)
         return end
 
-    async def _release(self, end: Ending) -> None:
-        """Ends the attempt, with what is known of its machines at the moment of asking."""
+    async def _try_release(self, end: Ending) -> None:
+        """Releases the attempt, with what is known of its machines at the moment of asking."""
         gang = self._gang
         silent = set() if gang is None else gang.silent.union(() if end.flushing_s is None else gang.still_running)
         await record(
@@ -157,6 +176,7 @@ class WorkloadWorkflow:
                 # Nothing is awaited after the gang's result: its runs, given up by then, would count as silence.
                 silent_machines=sorted(silent),
                 flushing_s=end.flushing_s or 0.0,
+                unstarted=gang is None,
             ),
         )
 
@@ -454,13 +474,17 @@ class WorkloadWorkflow:
             except FailureError as error:
                 workflow.logger.warning("attempt %d cannot be taken over: %s", self._state.attempt, error)
         if end is None:
-            where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
-            plan = await record(Activity.STAGE, where, LaunchPlan)
-            gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
-            end = await self._wind_up(gang, plan)
-        await self._release(end)
+            end = await self._wind_up(*await self._gang_of_row())
+        end = await self._release(end)
         self._state.placed = False
         return end if taken_over or end.phase in TERMINAL_PHASES else None
+
+    async def _gang_of_row(self) -> tuple[Gang, LaunchPlan]:
+        """The present attempt's gang by what Postgres says of it, whether or not this workflow has started it."""
+        where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
+        plan = await record(Activity.STAGE, where, LaunchPlan)
+        self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
+        return self._gang, plan
 
     async def _wind_up(self, gang: Gang, plan: LaunchPlan) -> Ending:
         """Stops what is left of an attempt. Tasks that had all ended by themselves count as usual."""

@@ -131,7 +131,7 @@ def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Op
         row = find_machine(session, region, cluster, machine, lock=True)
         if row.cordon is not None or row.failed_gangs:
             row.cordon = None
-            row.failed_gangs, row.failed_workloads = 0, []
+            row.failed_gangs, row.failed_workloads, row.failed_at = 0, [], None
             _record(session, caller, row, "machine.uncordoned", "machine.uncordon", None)
         return _detail(session, caller, row)
 

@@ -142,6 +142,8 @@ class Machine(Base):
     """Workloads that lost tasks or could not start them here since one succeeded: how many are in
     `failed_workloads`."""
     failed_workloads: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+    failed_at: Mapped[datetime | None]
+    """When the newest of them was counted. What was placed here before that failed together with it."""
     incarnation: Mapped[str]
     public_key: Mapped[str]
     """Pinned at the first hello: secrets are sealed to it."""

@@ -8,7 +8,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.workloads import set_progress
 from domain.phases import Phase
-from domain.protocol import ReleaseRequest, TransitionRequest
+from domain.protocol import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
 from domain.reported import TaskProgress
 from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine, Workload
@@ -149,7 +149,7 @@ def test_a_checkpoint_from_the_future_counts_as_made_now(fleet: World, at_s: flo
 def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
     """So many gangs in a row that blame a machine cordon it, with the reason and one event; others are not blamed."""
     for failures in (1, 2):
-        workload = fleet.running(job(tasks=2))
+        workload = fleet.running(job(tasks=2), ago_s=0.0)
         fleet.release(workload, Phase.PENDING, blames=M1)
         with fleet.session() as session:
             machine, other = session.get_one(Machine, M1), session.get_one(Machine, M2)
@@ -164,6 +164,46 @@ def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
     waits = fleet.submit(job(tasks=2))
     fleet.tick()
     assert fleet.waiting(waits) == ["no_hardware r"]
+
+
+def test_gangs_that_fail_together_count_once(fleet: World) -> None:
+    """A machine that is lost to all that run on it has failed once; what was placed there afterwards counts again."""
+    fleet.alter(Machine, M1, gpus=4)
+    fleet.alter(Machine, M2, cordon={"code": "cordoned_by_operator", "detail": {}})
+    together = [fleet.running(job()) for _ in range(3)]
+    for workload in together:
+        fleet.release(workload, Phase.PENDING, blames=M1)
+        fleet.change(workload, Phase.CANCELLED)
+    with fleet.session() as session:
+        machine = session.get_one(Machine, M1)
+        assert (machine.failed_workloads, machine.cordon) == (together[:1], None)
+    later = fleet.running(job(), ago_s=0.0)
+    fleet.release(later, Phase.PENDING, blames=M1)
+    with fleet.session() as session:
+        machine = session.get_one(Machine, M1)
+        assert machine.failed_workloads == [together[0], later] and machine.cordon is not None
+
+
+def test_an_attempt_whose_tasks_may_run_is_not_released_as_unstarted(fleet: World) -> None:
+    """A workflow that knows of no tasks is refused where Postgres does, for good, and changes nothing."""
+    for phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
+        workload = fleet.submit(job())
+        fleet.tick()
+        for passed in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
+            fleet.change(workload, passed)
+            if passed is phase:
+                break
+        before = fleet.dump()
+        with pytest.raises(ApplicationError, match="may run") as caught:
+            fleet.release(workload, Phase.PREEMPTED, unstarted=True)
+        assert caught.value.non_retryable and caught.value.type == TASKS_MAY_RUN
+        assert fleet.dump() == before
+        fleet.release(workload, Phase.PREEMPTED)
+        fleet.change(workload, Phase.CANCELLED)
+        placed = fleet.submit(job())
+        fleet.tick()
+        fleet.release(placed, Phase.PREEMPTED, unstarted=True)
+        fleet.change(placed, Phase.CANCELLED)
 
 
 def test_one_workload_never_cordons_two_machines(fleet: World) -> None:

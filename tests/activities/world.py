@@ -262,13 +262,18 @@ class World:
 
     def release(
         self, workload: str, phase: Phase, attempt: int | None = None, blames: str | None = None,
-        progress: Sequence[TaskProgress] = (), silent: Sequence[str] = (),
+        progress: Sequence[TaskProgress] = (), silent: Sequence[str] = (), unstarted: bool = False,
     ) -> None:  # fmt: skip
-        """The end of an attempt, by its workflow, for which the agents of `silent` machines could not be asked."""
+        """The end of an attempt, by its workflow, for which the agents of `silent` machines could not be asked.
+
+        `unstarted`: the workflow says that it has asked none.
+        """
         number = self.workload(workload).attempt if attempt is None else attempt
         reason = Reason(WHY[phase]).to_json()
         self.workloads.release(
-            ReleaseRequest(workload, number, phase.value, reason, list(progress), blames, list(silent))
+            ReleaseRequest(
+                workload, number, phase.value, reason, list(progress), blames, list(silent), unstarted=unstarted
+            )
         )
 
     def running(self, *jobs: JobSpec, ago_s: float = 600.0, **more: Any) -> str:

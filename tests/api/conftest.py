@@ -17,6 +17,7 @@ import yaml
 
 from api.serve import Server, config_of, listen
 from tests.api.world import World, make_world
+from tests.conftest import empty
 
 
 @contextmanager
@@ -27,6 +28,20 @@ def _fresh(postgres_url: str, template: str) -> Iterator[str]:
     yield postgres_url.rsplit("/", 1)[0] + f"/{name}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture(scope="session")
+def emptied_url(postgres_url: str, template_database: str) -> Iterator[str]:
+    """URL of the database that the tests use one after the other."""
+    with _fresh(postgres_url, template_database) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(emptied_url: str) -> str:
+    """URL of a migrated database without any rows."""
+    empty(emptied_url)
+    return emptied_url
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import integrity
+from infra.db.migrate import head
 from infra.errors import ConfigurationError, StackError
 from tests.api.test_workloads import T0, get
 from tests.api.world import World, document
@@ -39,12 +40,19 @@ async def test_healthy_and_ready(shared_world: World) -> None:
     assert (ready.json()["status"], ready.json()["temporal"]) == ("ready", "not configured")
 
 
+def _set_revision(world: World, revision: str) -> None:
+    with world.session() as session:
+        session.execute(text("update alembic_version set version_num = :revision"), {"revision": revision})
+
+
 async def test_not_ready_on_an_old_schema(world: World) -> None:
     """A database of another revision is not served from."""
-    with world.session() as session:
-        session.execute(text("update alembic_version set version_num = '0000'"))
     async with world.client(None) as client:
-        answer = await client.get("/readyz")
+        try:
+            _set_revision(world, "0000")
+            answer = await client.get("/readyz")
+        finally:
+            _set_revision(world, head())
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:not-ready")
 
 

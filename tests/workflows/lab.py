@@ -24,6 +24,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
 from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import (
+    TASKS_MAY_RUN,
     Activity,
     CheckpointCopy,
     FlushedRequest,
@@ -102,6 +103,8 @@ class Facts:
     def release(self, request: ReleaseRequest) -> None:
         if request.attempt in [r.attempt for r in self.releases]:
             return
+        if request.unstarted and self.phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
+            raise ApplicationError("its tasks may run", type=TASKS_MAY_RUN, non_retryable=True)
         self.releases.append(request)
         self.change(Phase(request.next_phase), request.reason["code"], request.reason["detail"])
 

@@ -5,7 +5,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind, WorkloadInput
+from domain.protocol import Activity, Mail, MailKind, WorkloadInput
 from tests.workflows.lab import Life
 from tests.workflows.stories import goes
 
@@ -198,9 +198,10 @@ async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_go
 # -------------------------------------------------------------------------------------------------- gone workflows
 
 
-async def replaced(life: Life, *, ready: bool = True, stopping: bool = False) -> None:
-    """Its workflow is gone, and started anew as Postgres has it."""
-    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping))
+async def replaced(life: Life, *, ready: bool = True, stopping: bool = False, mail: MailKind | None = None) -> None:
+    """Its workflow is gone, and started anew as Postgres has it; with mail that is there already."""
+    state = WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping)
+    await life.workflow_starts(state, None if mail is None else Mail(1001, mail.value, 1))
 
 
 @goes(*RUNNING, "succeeded completed")
@@ -293,6 +294,47 @@ async def test_an_attempt_that_ended_before_its_stop_has_succeeded(life: Life) -
         agent.was_told_to_stop()
     await replaced(life, stopping=True)
     assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "preempted evicted")
+async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life) -> None:
+    """Told to go before it has asked for anything, it stops what the workflow before it has started."""
+    await running(life)
+    await life.handle.terminate()
+    await replaced(life, mail=MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    assert [r.silent_machines for r in life.facts.releases] == [[]]
+
+
+@goes(*RUNNING, "preempted evicted")
+async def test_a_workflow_rolled_back_to_before_its_award_stops_what_it_has_started(life: Life) -> None:
+    """Its Temporal remembers neither the award nor the start; the award's mail comes again, and an eviction."""
+    await running(life)
+    await rolled_back(life, MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_workflow_rolled_back_to_before_its_award_finds_that_it_has_succeeded(life: Life) -> None:
+    """Cancelled in the same way after its tasks had all ended well, it has succeeded."""
+    await running(life)
+    for agent in life.agents:
+        await agent.loses_touch()
+        agent.ends(0)
+    await rolled_back(life, MailKind.CANCEL)
+    assert await life.result() == "succeeded"
+
+
+async def rolled_back(life: Life, kind: MailKind) -> None:
+    """Its workflow is as it was before the award, and finds the award's mail and another one."""
+    await life.handle.terminate()
+    await life.workflow_starts(
+        WorkloadInput(
+            life.id, mails=[Mail(1001, MailKind.AWARDED.value, 1, {"ready": True}), Mail(1002, kind.value, 1)]
+        )
+    )
 
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")

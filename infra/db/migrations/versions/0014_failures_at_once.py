@@ -1,0 +1,23 @@
+"""When a machine last failed a workload, so that those that it failed at once count once.
+
+Revision ID: 0014
+Revises: 0013
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Applies this revision."""
+    op.add_column("machine", sa.Column("failed_at", sa.DateTime(timezone=True)))
+
+
+def downgrade() -> None:
+    """Undoes this revision."""
+    op.drop_column("machine", "failed_at")
