@@ -61,6 +61,8 @@ class AgentConfig(BaseModel):
     """How often an agent that nobody attends to announces itself again."""
     keep_runs_s: float = Field(600.0, ge=0)
     """How long a run's folder is kept after all its output was shipped."""
+    output_bytes: int = Field(1 << 30, ge=1 << 22)
+    """How much of a task's output may be on this machine's disk: first what was shipped is freed, then what was not."""
     keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
     """How long exit statuses are kept after that: Temporal may ask for them when it is back, or was restored."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)

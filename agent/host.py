@@ -67,7 +67,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     await asyncio.to_thread(state.acquire)
     # Of its own: a bucket that does not answer must not keep tasks from being started or stopped.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
-    shipping = Shipping(executor)
+    shipping = Shipping(executor, config.output_bytes)
     stager = Stager(config, state, open_store, notices)
     activities = NodeActivities(config, state, stager, shipping, notices)
     tidying = asyncio.create_task(_tidy(config, state))

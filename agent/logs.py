@@ -15,16 +15,23 @@ sees `end`. A task that was stopped before it started has `end` alone.
 Before a segment is put, what it will hold is written to `ship.json`; after, that it is there. So a restarted agent puts
 an unfinished segment again, byte for byte, and goes on after it: no gaps, no duplicates. A put that fails is tried
 again for as long as the agent lives; the task never notices.
+
+A task may print without end, and the bucket may be away: of each task's output, `LogStream.bound` keeps so much on the
+machine's disk. It frees what was shipped, and where that is not enough the oldest of what was not, in whose place the
+stream has the line `MISSING`.
 """
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agent import tasks
 from agent.launch import LogLaunch
@@ -35,7 +42,15 @@ from mizzen.objects import ObjectStore
 
 MASK = b"***"
 MAX_SEGMENT_BYTES = 1 << 20
+MISSING = b"\nmizzen: output is missing here: more waited to be shipped than its machine keeps (tasks.output_bytes)\n"
 _MIN_LINE_BYTES = 8
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
+_BOUND_EVERY_S = 1.0
+_PUNCH_HOLE = 0x01 | 0x02
+"""fallocate(2): free the space of a range, and keep the file's size."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
 _log = logging.getLogger(__name__)
 
 
@@ -114,19 +129,25 @@ class Masker:
 
 
 class LogStream:
-    """The shipping of one task's output. Blocking."""
+    """The shipping of one task's output. Blocking; `bound` may be called while another thread ships."""
 
-    def __init__(self, run: RunFolder, store: ObjectStore, masker: Masker, settings: LogLaunch) -> None:
+    def __init__(
+        self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch
+    ) -> None:
+        """`open_store` is called at the first put; what it raises, `ship` raises."""
         self._run = run
-        self._store = store
+        self._open_store = open_store
+        self._store: ObjectStore | None = None
         self._masker = masker
         self._settings = settings
         self._prefix = log_prefix(run.workload_id, run.attempt, run.job, run.task)
         self._seen_bytes = -1  # Size of the file when it was last looked at.
+        self._changing = threading.Lock()  # Guards all below, and ship.json; not held while a segment is put.
         body = _read_state(run.path)
         self._raw: int = body["raw"]  # Bytes of the file that are shipped.
         self._offset: int = body["offset"]  # Bytes of the masked stream that they became.
         self._cut: int = body["cut"]  # Bytes of the file in the segment that is being put.
+        self._gap: list[int] | None = body.get("gap")  # First and last byte (exclusive) that will never be shipped.
         self.done = bool(body["done"])
 
     def ship(self, *, final: bool) -> bool:
@@ -136,21 +157,62 @@ class LogStream:
         """
         if self.done:
             return False
-        text = self._pending(self._cut or MAX_SEGMENT_BYTES + self._masker.longest + 1)
-        cut = self._cut or self._next_cut(text, final)
-        if cut:
-            segment = self._masker.mask(text[:cut])
-            self._save(cut=cut)
-            self._store.put(f"{self._prefix}{self._offset:020d}.log", segment)
-            self._raw += cut
-            self._offset += len(segment)
-            self._save(cut=0)
+        with self._changing:
+            segment, upto, more = self._next(final)
+            if segment:
+                self._save()
+        if segment:
+            self._put(f"{self._prefix}{self._offset:020d}.log", segment)
+            with self._changing:
+                self._raw, self._cut = self._raw + upto, 0
+                if upto == 0 and self._gap is not None:
+                    self._raw, self._gap = self._gap[1], None
+                self._offset += len(segment)
+                self._save()
         elif final:
-            self._store.put(f"{self._prefix}end", b"")
-            self.done = True
-            self._save(cut=0)
+            self._put(f"{self._prefix}end", b"")
+            with self._changing:
+                self.done = True
+                self._save()
             return False
-        return final or len(text) - cut >= self._settings.segment_bytes
+        return final or more
+
+    def bound(self, limit_bytes: int) -> None:
+        """Keeps about `limit_bytes` of the output on the disk at most, where the file system can free parts of files.
+
+        Raises:
+            OSError: the file system cannot, or there is no room for `ship.json`.
+        """
+        try:
+            descriptor = os.open(self._run.output, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            status = os.fstat(descriptor)
+            if status.st_blocks * _BLOCK_BYTES <= limit_bytes:
+                return
+            with self._changing:
+                if status.st_size < self._raw:
+                    return  # The task truncated its output: `ship` begins anew.
+                if status.st_size - self._raw > limit_bytes:
+                    first = self._raw + self._cut if self._gap is None else self._gap[0]
+                    self._gap = [first, max(first, status.st_size - limit_bytes // 2)]
+                    self._save()
+                freed = [[0, self._raw]] if self._gap is None else [[0, self._raw], self._gap]
+                for first, last in freed:
+                    # What may begin a value is needed to mask its end.
+                    _free(descriptor, first, last - first - self._masker.longest)
+        finally:
+            os.close(descriptor)
+
+    def _next(self, final: bool) -> tuple[bytes, int, bool]:
+        """The next segment, how much of the file it takes, and whether there is enough for another; sets `_cut`."""
+        if self._gap is not None and self._raw == self._gap[0]:
+            return MISSING, 0, True
+        context, text = self._pending(self._cut or MAX_SEGMENT_BYTES + self._masker.longest + 1)
+        cut = self._cut = self._cut or self._next_cut(text, final)
+        segment = self._masker.mask(context + text[:cut], len(context)) if cut else b""
+        return segment, cut, len(text) - cut >= self._settings.segment_bytes
 
     def _next_cut(self, text: bytes, final: bool) -> int:
         full = len(text) > MAX_SEGMENT_BYTES
@@ -163,26 +225,39 @@ class LogStream:
         # Nothing but values that overlap each other, for longer than a segment: one mask for all of it.
         return len(text) if cut == 0 and full else cut
 
-    def _pending(self, size: int) -> bytes:
+    def _pending(self, size: int) -> tuple[bytes, bytes]:
+        """What was shipped last, as much as could begin a value, and what is next."""
         try:
             descriptor = os.open(self._run.output, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return b""
+            return b"", b""
         try:
             if os.fstat(descriptor).st_size < self._raw:
-                self._raw = 0  # The task truncated its own output: what it writes now is new.
-                self._cut = 0
-            return os.pread(descriptor, size, self._raw)
+                # The task truncated its own output: what it writes now is new.
+                self._raw, self._cut, self._gap = 0, 0, None
+            known = min(self._raw, max(0, self._masker.longest - 1))
+            found = os.pread(descriptor, known + size, self._raw - known)
+            return found[:known], found[known:]
         finally:
             os.close(descriptor)
 
-    def _save(self, *, cut: int) -> None:
+    def _put(self, key: str, body: bytes) -> None:
+        if self._store is None:
+            self._store = self._open_store()
+        self._store.put(key, body)
+
+    def _save(self) -> None:
         # Not synced: what a restarted agent reads is what was written, and a dead machine ships nothing more.
-        self._cut = cut
-        body = {"raw": self._raw, "offset": self._offset, "cut": cut, "done": self.done}
+        body = {"raw": self._raw, "offset": self._offset, "cut": self._cut, "gap": self._gap, "done": self.done}
         temporary = self._run.path / "ship.json.tmp"
         temporary.write_text(json.dumps(body))
         temporary.replace(self._run.path / "ship.json")
+
+
+def _free(descriptor: int, first: int, size: int) -> None:
+    if size > 0 and _libc.fallocate(descriptor, _PUNCH_HOLE, first, size) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def shipped(run: RunFolder) -> bool:
@@ -190,45 +265,62 @@ def shipped(run: RunFolder) -> bool:
     return bool(_read_state(run.path)["done"])
 
 
-def _read_state(path: Path) -> dict[str, int]:
+def _read_state(path: Path) -> dict[str, Any]:
     try:
-        body: dict[str, int] = json.loads((path / "ship.json").read_bytes())
+        body: dict[str, Any] = json.loads((path / "ship.json").read_bytes())
     except (FileNotFoundError, ValueError):  # Empty after a power cut: the segments are put again, the same.
         return {"raw": 0, "offset": 0, "cut": 0, "done": False}
     return body
 
 
-def _ship(
-    stream: LogStream | None,
-    run: RunFolder,
-    open_store: Callable[[], ObjectStore],
-    masker: Masker,
-    settings: LogLaunch,
-    *,
-    final: bool,
-) -> tuple[LogStream, bool]:
+def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: bool) -> tuple[LogStream, bool]:
     """`LogStream.ship` of `stream`, which is made where there is none yet. Blocking."""
-    stream = stream or LogStream(run, open_store(), masker, settings)
+    stream = stream or make()
     return stream, stream.ship(final=final)
 
 
 class Shipping:
     """Ships the output of every run that it is told of until it is all in the bucket: one asyncio task a run."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, output_bytes: int) -> None:
+        """`output_bytes`: how much of a run's output may be on this machine's disk."""
         self._executor = executor
+        self._output_bytes = output_bytes
         self._shippers: dict[str, asyncio.Task[None]] = {}
+        self._streams: dict[str, LogStream] = {}
+        self._bounding: asyncio.Task[None] | None = None
 
     def watch(self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch) -> None:
         """Ship the output of a run that was started, or has ended. Once is enough; more often does no harm."""
         if run.run_id not in self._shippers and not shipped(run):
             task = asyncio.create_task(self._ship(run, open_store, masker, settings), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
-            task.add_done_callback(lambda _: self._shippers.pop(run.run_id, None))
+            task.add_done_callback(lambda _: self._forget(run.run_id))
+            if self._bounding is None or self._bounding.done():
+                self._bounding = asyncio.create_task(self._bound(), name="bound outputs")
+
+    def _forget(self, run_id: str) -> None:
+        self._shippers.pop(run_id, None)
+        self._streams.pop(run_id, None)
+
+    async def _bound(self) -> None:
+        """Keeps outputs within their bound while any are shipped; a thread apart: puts may take long."""
+        complained: set[str] = set()
+        while self._shippers:
+            await asyncio.sleep(_BOUND_EVERY_S)
+            for run_id, stream in list(self._streams.items()):
+                try:
+                    await asyncio.to_thread(stream.bound, self._output_bytes)
+                except OSError as error:
+                    if run_id not in complained:
+                        _log.warning(
+                            "output of %s cannot be kept within %d bytes: %r", run_id, self._output_bytes, error
+                        )
+                        complained.add(run_id)
 
     async def close(self) -> None:
         """Stop shipping. What is missing is shipped by the next agent."""
-        running = list(self._shippers.values())
+        running = [*self._shippers.values(), *filter(None, [self._bounding])]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -238,6 +330,11 @@ class Shipping:
     ) -> None:
         loop = asyncio.get_running_loop()
         stream: LogStream | None = None
+
+        def make() -> LogStream:
+            self._streams[run.run_id] = stream = LogStream(run, open_store, masker, settings)
+            return stream
+
         failures = 0
         while stream is None or not stream.done:
             pause_s = settings.interval_s
@@ -246,7 +343,7 @@ class Shipping:
                 if state is State.LOST:
                     await loop.run_in_executor(self._executor, tasks.settle, run)
                     continue
-                ship = partial(_ship, stream, run, open_store, masker, settings, final=state is State.ENDED)
+                ship = partial(_ship, stream, make, final=state is State.ENDED)
                 stream, more = await loop.run_in_executor(self._executor, ship)
                 if more:
                     pause_s = 0.0

@@ -214,6 +214,9 @@ class TaskSettings(_Section):
 
     keep_runs_s: float = Field(600.0, ge=0)
     """How long a run's folder stays on its machine after all its output was shipped."""
+    output_bytes: int = Field(1 << 30, ge=1 << 22)
+    """How much of a task's output may be on its machine's disk. What was shipped to the bucket is freed first, then the
+    oldest of what was not, and a line of the log says that output is missing."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
     """How long an agent remembers that a workload's attempts were stopped there: a start that comes later than this,
     which Temporal would have to hold back for so long, would not be refused."""

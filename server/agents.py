@@ -112,6 +112,7 @@ def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> di
     return {
         "cgroup": tasks.limits,
         "keep_runs_s": tasks.keep_runs_s,
+        "output_bytes": tasks.output_bytes,
         "keep_stopped_s": tasks.keep_stopped_s,
         "processes_per_task": tasks.processes_per_task,
         "processes_per_cpu": tasks.processes_per_cpu,

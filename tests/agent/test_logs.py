@@ -1,6 +1,9 @@
 """Masking and shipping of output."""
 
+import asyncio
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent import logs, tasks
 from agent.launch import LogLaunch
-from agent.logs import LogStream, Masker, shipped
+from agent.logs import LogStream, Masker, Shipping, shipped
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
 from mizzen.objects import ObjectStore, open_store
@@ -83,7 +86,7 @@ def test_what_arrives_is_the_masked_whole(
     rng = random.Random(seed)
     run = run_folder(root)
     store = Flaky(open_store(f"file://{root}/bucket"), rng)
-    stream = LogStream(run, store, Masker(secrets), SETTINGS)  # type: ignore[arg-type]
+    stream = LogStream(run, lambda: store, Masker(secrets), SETTINGS)  # type: ignore[arg-type,return-value]
     written = b""
 
     def ship(*, final: bool) -> None:
@@ -92,7 +95,7 @@ def test_what_arrives_is_the_masked_whole(
             stream.ship(final=final)
         except ConnectionError:
             if rng.random() < 0.5:
-                stream = LogStream(run, store, Masker(secrets), SETTINGS)  # type: ignore[arg-type]
+                stream = LogStream(run, lambda: store, Masker(secrets), SETTINGS)  # type: ignore[arg-type,return-value]
 
     for piece in pieces:
         with run.output.open("ab") as file:
@@ -108,7 +111,7 @@ def test_what_arrives_is_the_masked_whole(
 
 
 def stream_of(run: RunFolder, root: Path, *secrets: str) -> LogStream:
-    return LogStream(run, open_store(f"file://{root}/bucket"), Masker(secrets), SETTINGS)
+    return LogStream(run, lambda: open_store(f"file://{root}/bucket"), Masker(secrets), SETTINGS)
 
 
 def segments(root: Path) -> list[bytes]:
@@ -187,6 +190,114 @@ def test_truncated_output_goes_on(tmp_path: Path) -> None:
     while stream.ship(final=True):
         pass
     assert b"".join(segments(tmp_path)) == b"before\n" * 3 + b"after\n"
+
+
+class Away:
+    """A store whose puts fail while it is away, or wait until it is back."""
+
+    def __init__(self, inner: ObjectStore, *, waits: bool = False) -> None:
+        self.inner = inner
+        self.back = threading.Event()
+        self.waits = waits
+
+    def put(self, key: str, body: bytes) -> None:
+        if not self.back.is_set() and not (self.waits and self.back.wait(30)):
+            raise ConnectionError("away")
+        self.inner.put(key, body)
+
+
+BOUND = 1 << 22
+LINE = b"0123456789 hunter2\n"
+
+
+def on_disk(run: RunFolder) -> int:
+    return run.output.stat().st_blocks * 512
+
+
+def ship_all(stream: LogStream) -> None:
+    while not stream.done:
+        stream.ship(final=True)
+
+
+def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
+    """Of a task that prints for long little is kept on its machine, and all of it is in the bucket."""
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path, "hunter2")
+    written = 0
+    with run.output.open("ab", buffering=0) as output:
+        while written < 3 * BOUND:
+            written += output.write(LINE * 50_000)
+            while stream.ship(final=False):
+                pass
+            stream.bound(BOUND)
+            assert on_disk(run) <= BOUND
+    ship_all(stream_of(run, tmp_path, "hunter2"))
+    assert b"".join(segments(tmp_path)) == LINE.replace(b"hunter2", b"***") * (written // len(LINE))
+
+
+@pytest.mark.parametrize("pending", [0, 20 * len(LINE)])
+def test_output_that_cannot_be_shipped_is_bounded(tmp_path: Path, pending: int) -> None:
+    """While the bucket is away the oldest goes, at any place; the log says so once, and no secret shows at the edge."""
+    run = run_folder(tmp_path)
+    store = Away(open_store(f"file://{tmp_path}/bucket"))
+
+    def new() -> LogStream:
+        return LogStream(run, lambda: store, Masker(["hunter2"]), SETTINGS)  # type: ignore[arg-type,return-value]
+
+    stream = new()
+    with run.output.open("ab", buffering=0) as output:
+        output.write(LINE * (pending // len(LINE)))
+        with pytest.raises(ConnectionError):
+            stream.ship(final=True)
+        for piece in range(9):
+            output.write(LINE * 100_000 + b"x" * piece)
+            stream.bound(BOUND)
+            assert on_disk(run) <= BOUND
+            if piece == 4:
+                stream = new()
+    store.back.set()
+    ship_all(stream)
+    masked = LINE.replace(b"hunter2", b"***")
+    before, missing, after = b"".join(segments(tmp_path)).partition(logs.MISSING)
+    assert (before, missing) == (masked * (pending // len(LINE)), logs.MISSING)
+    assert logs.MISSING not in after and BOUND // 4 < len(after) < BOUND
+    head, *whole, end = after.split(b"\n")
+    assert head in (masked[i:-1] for i in range(len(masked))) or head.startswith(b"***"), head
+    assert {line.lstrip(b"x") for line in whole} == {masked[:-1]} and end == b"x" * 8
+
+
+@pytest.mark.parametrize("offset", range(len(LINE)))
+def test_what_begins_in_the_gap_is_masked_to_its_end(tmp_path: Path, offset: int) -> None:
+    """Wherever in a secret the gap ends, nothing of it is shipped."""
+    run = run_folder(tmp_path)
+    stream = stream_of(run, tmp_path, "hunter2")
+    run.output.write_bytes(LINE * 300_000 + b"x" * offset)
+    stream.bound(BOUND)
+    ship_all(stream)
+    text = b"".join(segments(tmp_path)).removeprefix(logs.MISSING)
+    assert not any(b"hunter2"[-size:] in text for size in range(3, 8)), text[:40]
+
+
+async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path: Path) -> None:
+    """The bound holds while the bucket neither takes a segment nor refuses it."""
+    run = run_folder(tmp_path)
+    store = Away(open_store(f"file://{tmp_path}/bucket"), waits=True)
+    run.output.write_bytes(LINE * 500_000)
+    tasks.request_stop(run, 0, told=True)
+    with ThreadPoolExecutor(1) as threads:
+        shipping = Shipping(threads, BOUND)
+        shipping.watch(run, lambda: store, Masker([]), SETTINGS)  # type: ignore[arg-type,return-value]
+        try:
+            async with asyncio.timeout(20):
+                while on_disk(run) > BOUND + (2 << 20):
+                    await asyncio.sleep(0.05)
+                store.back.set()
+                while not shipped(run):
+                    await asyncio.sleep(0.05)
+        finally:
+            store.back.set()
+            await shipping.close()
+    assert logs.MISSING in b"".join(segments(tmp_path))
 
 
 def test_no_output_has_an_end(tmp_path: Path) -> None:

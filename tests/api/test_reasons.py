@@ -29,7 +29,10 @@ def _random_state(world: World, chance: random.Random) -> None:
     for phase in [*Phase, *chance.choices(sorted(QUEUED_PHASES), k=6)]:
         stored = _STORED.get(phase, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}))
         queued = phase in QUEUED_PHASES
+        # However slow this machine is, no scan is overdue between two answers.
+        submitted_at = datetime.now(UTC) + timedelta(minutes=10)
         columns: dict[str, Any] = {"reason": stored.to_json(), "region": None if queued else "north"}
+        columns["submitted_at"] = submitted_at
         if queued and chance.random() < 0.3:
             columns["held_by"] = "key-vision"
         id_ = world.add_workload(phase, **columns)
