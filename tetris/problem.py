@@ -227,6 +227,7 @@ def _state(columns: Columns, fixed: Fixed) -> State:
     return State(
         home=columns.home.copy(),
         region=np.full(jobs, NONE, np.int32),
+        read=np.zeros(jobs),
         homes=np.zeros((jobs, 2), np.int64),
         demand=np.zeros((keys, regions)),
         sums=np.zeros((keys, 4)),

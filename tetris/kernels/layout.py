@@ -104,6 +104,8 @@ class State(NamedTuple):
     """int32[T]"""
     region: I4
     """int32[J]: where each job runs, or NONE."""
+    read: F8
+    """float64[J]: each job's read term."""
     homes: I8
     """int64[J, 2]: of an ML job the sum of its tables' homes, and of their squares: all are at one home exactly if the
     count times the second is the first squared (Cauchy and Schwarz)."""

@@ -40,7 +40,8 @@ _ML = 0
 @compiled
 def settle(fixed: Fixed, state: State, work: Work) -> None:
     """Work everything out from the tables' homes."""
-    home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
+    home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
+    now, stored = state.now, state.stored
     size_of, start, replica_start, replica = fixed.size, fixed.start, fixed.replica_start, fixed.replica
     job_start, job_table, jobs, amounts = fixed.job_start, fixed.job_table, fixed.job, fixed.job_amount
     demand, cpu, at_home, tiny = state.demand, state.cpu, fixed.at_home, fixed.tiny
@@ -72,6 +73,7 @@ def settle(fixed: Fixed, state: State, work: Work) -> None:
             job, jobs, amounts, homes, home_of, job_start, job_table, size_of, work.tables, work.tallied
         )  # fmt: skip
         region_of[job] = region
+        reads[job] = cost
         now[READ] += cost
         if region != NONE:
             _flow(job, region, 1.0, jobs, amounts, demand, cpu, now, at_home, tiny)
@@ -157,7 +159,8 @@ def holds(table: int, region: int, replica_start: I8, replica: I4) -> bool:
 @compiled
 def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
     """Move a table."""
-    home_of, region_of, homes, now, stored = state.home, state.region, state.homes, state.now, state.stored
+    home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
+    now, stored = state.now, state.stored
     at = home_of[table]
     if at == to:
         return
@@ -177,21 +180,16 @@ def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
             now[MOVED] += size
     _sum_stored(stored, fixed.capacity_share, now)
     begin, end = fixed.table_start[table], fixed.table_start[table + 1]
-    read = 0.0
-    for entry in range(begin, end):
-        _, before = job_at(
-            table_job[entry], jobs, amounts, homes, home_of, job_start, job_table, size_of, count, tallied
-        )  # fmt: skip
-        read -= before
     home_of[table] = to
-    touched = 0
+    read, touched = 0.0, 0
     for entry in range(begin, end):
         job = table_job[entry]
         if jobs[job, KIND] == _ML:
             homes[job, 0] += to - at
             homes[job, 1] += to * to - at * at
         region, after = job_at(job, jobs, amounts, homes, home_of, job_start, job_table, size_of, count, tallied)
-        read += after
+        read += after - reads[job]
+        reads[job] = after
         was = region_of[job]
         if region != was:
             if was != NONE:
