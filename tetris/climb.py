@@ -4,11 +4,11 @@ The plain algorithm, `one_pass`: find each table's best region by itself, queue 
 each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains,
 or too little for what it costs: no single table's move helps much then.
 
-From there: one long annealed walk from the start's plan, whose steps also move all tables of a job, a cluster of tables
-that share jobs, or let two tables change places (`tetris.cooling` has its temperatures). What is left of the budget
-goes to shorter walks, most of them from the best plan; neighbourhoods that CP-SAT solves again as a whole
-(`tetris.neighbourhood`); and for instances small enough the exact method, which ends the search when it has proved the
-plan.
+From there: one long annealed walk from the start's plan, whose steps also move all tables of an ML job, a cluster of
+tables that share jobs, or let two tables change places (`tetris.cooling` has its temperatures). What is left of the
+budget goes to shorter walks from the best plan; to more long walks, where there is room for them, since where a walk
+ends is partly chance; to neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances
+small enough to the exact method, which ends the search when it has proved the plan.
 
 Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan,
 unless the clock ends the search first (`tetris.budget`).
@@ -42,11 +42,15 @@ _PENALTIES = (0.3, 3.0, 30.0)
 """What it weighs on walks, in parts of the objective, in turns; the long walk takes the second."""
 _SAMPLES, _SAMPLES_OF_LONG_WALK = 200, 2000
 """Tables whose moves are looked at for the scale of a walk's temperatures."""
-_LONG_WALK = 0.93
-"""What the long walk takes of the budget at most."""
-_PASSES_OF_LONG_WALK = 200, 30_000
-"""The least and the most that the long walk takes, in passes: a shorter one ends above what greedy passes reach, and
-small instances gain more by several walks."""
+_LONG_WALKS = 0.93
+"""What long walks take of the budget at most."""
+_LEAST_PASSES = 200
+"""What a long walk takes at least: a shorter one ends above what greedy passes reach."""
+_PASSES_OF_TABLE = 150
+"""What it takes at most, about, in passes for each table: where the budget is several times that, several walks reduce
+the part of chance. With 300 dense tables that is 12 s: one walk of 14 s found a plan 7% better than the best of four of
+3.5 s, one of 56 s a plan worse than one of 9 s.
+"""
 _SHORTEST_WALK, _LONGEST_WALK = 2e5, 0.25
 """Of the other walks, in looks and in parts of the budget."""
 _PASSES_OF_WALK = 200, 40, 40, 200
@@ -101,6 +105,17 @@ class Climbed:
 
 
 Listener = Callable[[Step], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """One annealed walk."""
+
+    heats: Cooling
+    length: float
+    """In looks."""
+    penalty: float
+    """What the relative excess over limits weighs."""
 
 
 def climb(
@@ -226,7 +241,10 @@ class _Climb:
             # Whatever moves, nothing changes: there is nothing to walk for.
             self._is_proved()
             return
-        self._long_walk(penalty)
+        long = self.plan_long_walk(penalty)
+        if long is not None:
+            self._take(self.problem.columns.home)
+            self._walk(long)
         neighbourhood = None
         if self.budget.left(float(self.spent[search.LOOKS])) > 2 * _LOOKS_OF_IMPORT and self._goes_on():
             # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
@@ -236,53 +254,61 @@ class _Climb:
             self.spent[search.LOOKS] += _LOOKS_OF_IMPORT
         turn = 0
         while self._goes_on():
-            # Each fourth walk starts over, and hot: what moves cost is then no obstacle.
+            # Each fourth walk starts over: a long one where there is room for most of it, else one that is hot, so that
+            # what moves cost is no obstacle.
             fresh = turn % 4 == 3
-            passes = _PASSES_OF_WALK[turn % 4]
-            length = max(_SHORTEST_WALK, min(self.budget.looks * _LONGEST_WALK, passes * self._looks_of_a_pass()))
-            lacks = self.spent[search.BEST_LACK] > 0
-            penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
-            if lacks and turn % 2:
-                penalty = LACKING * self.problem.magnitude
             self._take(self.problem.columns.home if fresh else self.best)
-            hot = search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent)
-            cold = hot * 1e-4
-            if not fresh:
-                hot *= 10.0 ** self.draw.uniform(-2.5, 0.0)
-            if hot > 0.0:
-                self._walk(Cooling(hot, cold), length, penalty)
+            if fresh and long is not None and self.budget.left(float(self.spent[search.LOOKS])) > long.length / 2:
+                walk = long
+            else:
+                walk = self._plan_short_walk(turn, fresh)
+            if walk.heats.hot > 0.0:
+                self._walk(walk)
             if neighbourhood is not None and turn % 2:
-                self._improve(neighbourhood, self.spent[search.LOOKS] + _NEIGHBOURHOODS * length)
+                self._improve(neighbourhood, self.spent[search.LOOKS] + _NEIGHBOURHOODS * walk.length)
             turn += 1
             if turn == _WALKS_BEFORE_PROOF and self._is_proved():
                 return
 
-    def _long_walk(self, penalty: float) -> None:
-        """Walk from the start's plan for most of the budget, if it is enough for that."""
-        least, most = (passes * self._looks_of_a_pass() for passes in _PASSES_OF_LONG_WALK)
-        length = min(_LONG_WALK * self.budget.looks, most)
-        if length < least or not self._goes_on():
-            return
+    def plan_long_walk(self, penalty: float) -> _Walk | None:
+        """One of those that share most of the budget, if it is enough for that."""
+        share, in_pass = _LONG_WALKS * self.budget.looks, self._looks_of_a_pass()
+        if share < _LEAST_PASSES * in_pass or not self._goes_on():
+            return None
         # Without the penalty: what limits cost says nothing of the objective's scale.
         change = search.spread(*self.parts, self.tables, _SAMPLES_OF_LONG_WALK, 0.0, self.spent)
-        if change > 0.0:
-            self._take(self.problem.columns.home)
-            self._walk(Cooling.of_long_walk(change), length, penalty)
+        if change <= 0.0:
+            return None
+        walks = max(1, round(share / (_PASSES_OF_TABLE * len(self.tables) * in_pass)))
+        return _Walk(Cooling.of_long_walk(change), share / walks, penalty)
 
-    def _walk(self, heats: Cooling, length: float, penalty: float) -> None:
+    def _plan_short_walk(self, turn: int, fresh: bool) -> _Walk:
+        """One from the plan as it is; the hottest if it starts over."""
+        passes = _PASSES_OF_WALK[turn % 4]
+        length = max(_SHORTEST_WALK, min(self.budget.looks * _LONGEST_WALK, passes * self._looks_of_a_pass()))
+        penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
+        if self.spent[search.BEST_LACK] > 0 and turn % 2:
+            penalty = LACKING * self.problem.magnitude
+        hot = search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent)
+        cold = hot * 1e-4
+        if not fresh:
+            hot *= 10.0 ** self.draw.uniform(-2.5, 0.0)
+        return _Walk(Cooling(hot, cold), length, penalty)
+
+    def _walk(self, walk: _Walk) -> None:
         """Anneal for so many looks, or as much of them as there is time for: where time is short, it cools faster."""
-        spent, budget = self.spent, self.budget
-        length = max(1.0, min(length, budget.looks - spent[search.LOOKS]))
+        spent, budget, heats = self.spent, self.budget, walk.heats
+        length = max(1.0, min(walk.length, budget.looks - spent[search.LOOKS]))
         began, began_time = spent[search.LOOKS], budget.part_of_time
-        # The part of the time that the walk may take, if what it takes of the effort is all that counts.
-        time = max((1.0 - began_time) * length / max(budget.looks - began, length), 1e-9)
+        # The part of the time that the walk may take: as much of what is left as its effort is of the effort left.
+        time = max((1.0 - began_time) * length / max(budget.left(began), length), 1e-9)
         done = 0.0
         # In pieces, of which none keeps anybody waiting who interrupts it or watches.
         while done < 1.0:
             piece = min(_PIECE, length)
             search.walk(
                 *self.parts, self.tables, self.jobs, piece, heats.at(done), heats.at(min(1.0, done + piece / length)),
-                penalty, self.best, spent, self.room,
+                walk.penalty, self.best, spent, self.room,
             )  # fmt: skip
             done = max((spent[search.LOOKS] - began) / length, (budget.part_of_time - began_time) / time)
             if not (self._tick("walks") and self._goes_on()):

@@ -6,7 +6,7 @@ import pytest
 from bench.tetris_dense import dense
 from domain.instance import Instance, Job, Region, Table, Weights
 from tests.tetris.small import allowed, every_plan, small_instance
-from tetris.climb import Step, climb
+from tetris.climb import Step, _Climb, climb
 from tetris.columns import Columns
 from tetris.explain import explain
 from tetris.problem import Problem
@@ -61,6 +61,15 @@ def test_the_long_walk_is_worth_its_budget() -> None:
     columns = dense(1000, 6, 1)
     found = climb(columns, clock=never, time_s=1.5, proves=False)
     assert found.lack == 0.0 and found.total < 0.835 * climb(columns, time_s=0.0).total
+
+
+@pytest.mark.parametrize(("time_s", "walks"), [(10.0, 1), (60.0, 5)])
+def test_long_walks_share_nearly_all_of_the_budget(time_s: float, walks: int) -> None:
+    """One of 10 seconds; with a minute for 300 tables several of about 12, for where one ends is partly chance."""
+    search = _Climb(dense(300, 6, 1), time_s, 0, None, lambda: False, False, never)
+    walk = search.plan_long_walk(penalty=1.0)
+    assert walk is not None
+    assert walks * walk.length == pytest.approx(0.93 * search.budget.looks)
 
 
 def test_it_ends_where_it_is_told_to() -> None:
