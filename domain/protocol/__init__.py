@@ -1,0 +1,89 @@
+"""Messages between workflows, activities, agents and the outbox: names and payloads.
+
+Payloads are references and small facts. A plan, a snapshot or a specification never travels through Temporal's
+history; neither does a secret.
+"""
+
+from domain.protocol.activities import (
+    Activity,
+)
+from domain.protocol.data import (
+    NIGHTLY,
+    ON_DEMAND,
+    ReplicateTable,
+    Scrub,
+)
+from domain.protocol.machines import (
+    Attend,
+    Hello,
+    MachineNotice,
+    NodeHeartbeat,
+    NodeOutcome,
+    NodePrepared,
+    PrepareNode,
+    ProveKey,
+    RunNode,
+    StopNode,
+    TaskExit,
+    Welcome,
+)
+from domain.protocol.mail import (
+    Mail,
+    MailKind,
+)
+from domain.protocol.scheduling import (
+    AwardRequest,
+    AwardResult,
+    BidRequest,
+    DryRunRequest,
+    DryRunResult,
+    ScanTicket,
+)
+from domain.protocol.workloads import (
+    TASKS_MAY_RUN,
+    CheckpointCopy,
+    FlushedRequest,
+    LaunchPlan,
+    NodeLaunch,
+    ReleaseRequest,
+    StageRequest,
+    TransitionRequest,
+    WorkloadInput,
+)
+
+__all__ = [
+    "NIGHTLY",
+    "ON_DEMAND",
+    "TASKS_MAY_RUN",
+    "Activity",
+    "Attend",
+    "AwardRequest",
+    "AwardResult",
+    "BidRequest",
+    "CheckpointCopy",
+    "DryRunRequest",
+    "DryRunResult",
+    "FlushedRequest",
+    "Hello",
+    "LaunchPlan",
+    "MachineNotice",
+    "Mail",
+    "MailKind",
+    "NodeHeartbeat",
+    "NodeLaunch",
+    "NodeOutcome",
+    "NodePrepared",
+    "PrepareNode",
+    "ProveKey",
+    "ReleaseRequest",
+    "ReplicateTable",
+    "RunNode",
+    "ScanTicket",
+    "Scrub",
+    "StageRequest",
+    "StopNode",
+    "TaskExit",
+    "TransitionRequest",
+    "Welcome",
+    "WorkloadInput",
+]

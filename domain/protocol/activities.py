@@ -1,0 +1,43 @@
+"""Names of activities, with the signature of each."""
+
+from enum import StrEnum
+
+
+class Activity(StrEnum):
+    """Names under which activities are registered: the signature of each is given beside its name."""
+
+    # On the control queue, most of them run as local activities of the workflow's own worker.
+    TRANSITION = "workload.transition"  # TransitionRequest -> bool
+    RELEASE = "workload.release"  # ReleaseRequest -> None
+    FLUSHED = "workload.flushed"  # FlushedRequest -> None
+    STAGE = "launch.stage"  # StageRequest -> LaunchPlan
+    STAGED_HERE = "launch.staged_here"  # StageRequest -> None: its checkpoints are in its region from now on
+    SCAN = "queue.scan"  # -> ScanTicket
+    AWARD = "queue.award"  # AwardRequest -> AwardResult
+    DRY_RUN = "queue.dry_run"  # DryRunRequest -> DryRunResult
+    REGISTER_MACHINE = "machine.register"  # Hello -> Welcome
+    MACHINE_READY = "machine.ready"  # Attend -> None
+    MACHINE_LOST = "machine.lost"  # Attend -> None
+    MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
+    RECONCILE = "house.reconcile"  # -> float
+    COLLECT = "house.collect"  # -> float: seconds until it is due again
+    EXPIRE = "house.expire"  # -> float
+    REMOVE_REPLICAS = "house.remove_replicas"  # -> float
+    OPEN_NIGHT = "night.open"  # NightRef -> NightTicket
+    PLAN_NIGHT = "night.plan"  # NightRef -> None
+    NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder
+    FINISH_MOVE = "night.finish_move"  # MoveRef -> bool: False if there is more to copy
+    NIGHTS_PAUSED = "night.paused"  # -> bool
+    ASSIGN_PARTITIONS = "night.assign_partitions"  # NightRef -> None
+    END_NIGHT = "night.end"  # NightRef -> None
+    # On a region's queue.
+    BID = "region.bid"  # BidRequest -> int: plans found
+    COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)
+    COPY_TABLE = "region.copy_table"  # ReplicateTable -> int (bytes)
+    SCRUB = "region.scrub"  # Scrub -> int: seconds until it is due again
+    # On an agent's queue.
+    PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
+    RUN_NODE = "node.run"  # RunNode -> NodeOutcome
+    STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
+    PROVE_KEY = "machine.prove_key"  # ProveKey -> str
+    ATTEND = "machine.attend"  # Attend -> None, only ever ends by failure or shutdown
