@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -11,7 +11,6 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.ids import task_log
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import (
         TASKS_MAY_RUN,
@@ -30,17 +29,11 @@ with workflow.unsafe.imports_passed_through():
     from domain.reported import TaskProgress
     from workflows.effects import give_up, on_region, record, show_in_temporal, type_of
     from workflows.flushes import Flushes
-    from workflows.gang import Gang, GangEnd, LaunchFailure
-    from workflows.loading import failed_load, loaded
+    from workflows.gang import Gang, LaunchFailure
+    from workflows.verdicts import MINDS_REPORTS, STOPS, Ending, Verdicts, code_of, lost_machine, stopped_early
 
 T = TypeVar("T")
 
-HANGS_IN_A_ROW = 3
-"""A gang that hung this often in a row, without a step in between, has failed."""
-UNLOADABLE_IN_A_ROW = 2
-"""A workload whose checkpoints cannot be loaded so often in a row has failed: each restart would find the same."""
-MINDS_REPORTS = "minds-notices-and-loads"
-"""Patch: how an attempt ended is also judged by what its tasks report of notices and of loading."""
 TAKES_OVER = "takes-over-attempts"
 """Patch: a workflow that replaces one that is gone goes on with the attempt, instead of stopping its tasks."""
 JUDGES_LAUNCHES = "judges-launches"
@@ -51,28 +44,6 @@ _REMEMBERED_MAIL = 100
 _COPY_S = 6 * 3600.0
 _LONGEST_PAUSE_S = 30.0
 """Between two launches of a workload that keeps failing to start."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an attempt ended: the phase that follows, why, and what the tasks last reported."""
-
-    phase: Phase
-    reason: Reason
-    progress: tuple[TaskProgress, ...] = ()
-    blames_machine: str | None = None
-    flushing_s: float | None = None
-    """Its tasks still run, and may go on for so long to save; None: nothing runs any more."""
-
-
-_STOP_REASONS = {
-    MailKind.EVICT: ReasonCode.EVICTED,
-    MailKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
-    MailKind.MACHINE_LOST: ReasonCode.MACHINE_LOST,
-    MailKind.HUNG: ReasonCode.NO_PROGRESS,
-    MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
-}
-_STOPS = frozenset(_STOP_REASONS)
 
 
 @workflow.defn(name="WorkloadWorkflow")
@@ -88,6 +59,7 @@ class WorkloadWorkflow:
         self._gang: Gang | None = None
         """That of the present attempt, once it may have tasks."""
         self._flushes = Flushes()
+        self._verdicts = Verdicts(state)
 
     @workflow.signal
     def mail(self, mail: Mail) -> None:
@@ -122,8 +94,8 @@ class WorkloadWorkflow:
         """From the queue to the queue or the end."""
         mail = await self._next_mail({MailKind.AWARDED, MailKind.CANCEL})
         if mail.kind == MailKind.CANCEL:
-            expired = self._code_of(mail) == ReasonCode.PENDING_EXPIRED
-            reason, phase = Reason(self._code_of(mail), mail.detail), Phase.FAILED if expired else Phase.CANCELLED
+            expired = code_of(mail) == ReasonCode.PENDING_EXPIRED
+            reason, phase = Reason(code_of(mail), mail.detail), Phase.FAILED if expired else Phase.CANCELLED
             if await self._transition(phase, reason):
                 return Ending(phase, reason)
             # Too late, an award is on its way: that attempt is cancelled, whichever number it has, or goes on in time.
@@ -183,22 +155,22 @@ class WorkloadWorkflow:
     async def _placed(self, *, ready: bool) -> Ending:
         """An award's way to its end: slots, checkpoint, launch, run."""
         if not ready:
-            mail = await self._next_mail({MailKind.SLOTS_READY, *_STOPS})
+            mail = await self._next_mail({MailKind.SLOTS_READY, *STOPS})
             if mail.kind != MailKind.SLOTS_READY:
-                return self._stopped_early(mail)
+                return stopped_early(mail)
         stage = StageRequest(self._state.workload_id, self._state.attempt)
         plan = await self._unless_told(record(Activity.STAGE, stage, LaunchPlan))
         if isinstance(plan, Mail):
-            return self._stopped_early(plan)
+            return stopped_early(plan)
         if not plan.starts_at_once:
             show_in_temporal(region=plan.region)
         told = await self._unless_told(self._flushes.saved()) if self._flushes else None
         if told is not None:
-            return self._stopped_early(told)
+            return stopped_early(told)
         if plan.checkpoint_region not in (None, plan.region):
             copied = await self._migrate(plan)
             if isinstance(copied, Mail):
-                return self._stopped_early(copied)
+                return stopped_early(copied)
         provisioning = Reason(ReasonCode.STARTING_TASKS, {"tasks": plan.tasks, "machines": len(plan.nodes)})
         if plan.starts_at_once:
             gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
@@ -208,8 +180,8 @@ class WorkloadWorkflow:
         gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         failed = await self._unless_told(gang.prepare())
         if isinstance(failed, Mail):
-            await gang.stop(0.0, lost=self._lost_machine(failed))
-            return self._stopped_early(failed)
+            await gang.stop(0.0, lost=lost_machine(failed))
+            return stopped_early(failed)
         if gang.stopped_before:
             return await self._wind_up(gang, plan)
         if failed is not None:
@@ -231,7 +203,7 @@ class WorkloadWorkflow:
         if failed.blames_workload:
             return Ending(Phase.FAILED, failed.reason, progress)
         told = await self._unless_told(asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))))
-        return self._stopped_early(told) if isinstance(told, Mail) else again
+        return stopped_early(told) if isinstance(told, Mail) else again
 
     async def _migrate(self, plan: LaunchPlan) -> int | Mail:
         """Brings the checkpoint to the new region; its bytes, or the mail that interrupted it."""
@@ -243,15 +215,15 @@ class WorkloadWorkflow:
 
     async def _unless_told(self, work: Coroutine[Any, Any, T]) -> T | Mail:
         """What `work` gives, or the mail that asks to stop before: then `work` is cancelled."""
-        if self._has_mail(_STOPS):
+        if self._has_mail(STOPS):
             work.close()
-            return await self._next_mail(_STOPS)
+            return await self._next_mail(STOPS)
         task = asyncio.ensure_future(work)
-        await workflow.wait_condition(lambda: task.done() or self._has_mail(_STOPS))
+        await workflow.wait_condition(lambda: task.done() or self._has_mail(STOPS))
         if task.done():
             return await task
         give_up(task)
-        return await self._next_mail(_STOPS)
+        return await self._next_mail(STOPS)
 
     async def _run(self, gang: Gang, plan: LaunchPlan, provisioning: Reason | None = None) -> Ending:
         """Runs a gang to its end, or until it is told to stop. It is prepared, or begins with that (`provisioning`)."""
@@ -262,21 +234,21 @@ class WorkloadWorkflow:
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - self._state.ran_s)
         try:
             await workflow.wait_condition(
-                lambda: gang.ended or self._has_mail(_STOPS),
+                lambda: gang.ended or self._has_mail(STOPS),
                 timeout=None if left_s is None else timedelta(seconds=left_s),
             )
-            mail = None if gang.ended else await self._next_mail(_STOPS)
+            mail = None if gang.ended else await self._next_mail(STOPS)
             timed_out = False
         except TimeoutError:
             mail, timed_out = None, True
         if not timed_out and (leaving := self._leaving(gang, mail)) is not None:
             return await self._leave(gang, plan, leaving, started)
         if not gang.ended:
-            await self._transition(Phase.CHECKPOINTING, self._why_stopped(mail, plan, started))
-            await gang.stop(plan.grace_s, lost=self._lost_machine(mail))
+            await self._transition(Phase.CHECKPOINTING, self._verdicts.why_stopped(mail, plan, started))
+            await gang.stop(plan.grace_s, lost=lost_machine(mail))
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
-        ending = self._judge(end, plan, mail, timed_out, started)
+        ending = self._verdicts.judge(end, plan, mail, timed_out, started)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._not_started(end.refused, end.progress)
         self._state.refusals = 0
@@ -291,7 +263,7 @@ class WorkloadWorkflow:
         if mail is None:
             return gang.noticed if gang.noticed is not None and workflow.patched(MINDS_REPORTS) else None
         # Whoever evicts it, or cancels it, waits for its tasks' end.
-        if self._code_of(mail) != ReasonCode.PLATFORM_NOTICE or self._has_mail({MailKind.EVICT, MailKind.CANCEL}):
+        if code_of(mail) != ReasonCode.PLATFORM_NOTICE or self._has_mail({MailKind.EVICT, MailKind.CANCEL}):
             return None
         return Reason(ReasonCode.PLATFORM_NOTICE, mail.detail)
 
@@ -320,110 +292,8 @@ class WorkloadWorkflow:
         await gang.stop(grace_s)
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
-        self._mind_loads(end, own=False)
+        self._verdicts.mind_loads(end, own=False)
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
-
-    # --------------------------------------------------------------------------------------------------------- verdicts
-
-    def _judge(self, end: GangEnd, plan: LaunchPlan, mail: Mail | None, timed_out: bool, started: float) -> Ending:
-        """What follows from how the gang ended and from what it was told."""
-        if any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress):
-            self._state.hangs = 0
-        if end.all_succeeded:
-            return Ending(Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks}), end.progress)
-        if mail is not None and mail.kind == MailKind.CANCEL:
-            return Ending(Phase.CANCELLED, Reason(ReasonCode.CANCELLED_BY_USER, mail.detail), end.progress)
-        if timed_out:
-            return Ending(Phase.FAILED, self._why_stopped(None, plan, started), end.progress)
-        noticed = end.noticed if mail is None and end.noticed is not None and workflow.patched(MINDS_REPORTS) else None
-        own = mail is None and noticed is None and end.lost_machine is None and end.refused is None
-        unloadable = self._mind_loads(end, own)
-        if unloadable is not None and (own or self._state.unloadable >= UNLOADABLE_IN_A_ROW):
-            phase = Phase.FAILED if self._state.unloadable >= UNLOADABLE_IN_A_ROW else Phase.PENDING
-            return Ending(phase, unloadable, end.progress)
-        if noticed is not None:
-            self._state.hangs = 0
-            return Ending(Phase.PREEMPTED, noticed, end.progress)
-        if end.lost_machine is not None:
-            reason = Reason(ReasonCode.MACHINE_LOST, {"machine": end.lost_machine})
-            return Ending(Phase.PENDING, reason, end.progress, end.lost_machine)
-        if mail is None and end.refused is not None:
-            return Ending(Phase.PENDING, end.refused.reason, end.progress, end.refused.blames_machine)
-        if mail is None and end.stopped_before:
-            return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
-        if mail is None:
-            return self._failed(end, plan)
-        why = self._why_stopped(mail, plan, started)
-        if mail.kind == MailKind.HUNG:
-            return self._hung(end, why)
-        self._state.hangs = 0
-        if mail.kind == MailKind.MACHINE_LOST:
-            return Ending(Phase.PENDING, why, end.progress, str(mail.detail.get("machine")))
-        return Ending(Phase.PREEMPTED, why, end.progress)
-
-    def _mind_loads(self, end: GangEnd, own: bool) -> Reason | None:
-        """Counts attempts in a row whose checkpoint could not be loaded; why, where this is one.
-
-        `own`: it ended by a failure of its own. The first such failure is no failure of the user's: a store that did
-        not answer may answer next time. A load that succeeds ends the row.
-        """
-        failed = failed_load(end.progress, end.first_failure.name if own else None, end.first_failure.status)
-        if failed is None:
-            if loaded(end.progress):
-                self._state.unloadable = 0
-            return None
-        if not workflow.patched(MINDS_REPORTS):
-            return None
-        self._state.unloadable += 1
-        detail = {"task": failed.task, "error": failed.error, "skipped": failed.skipped}
-        detail |= {"failures": self._state.unloadable, "limit": UNLOADABLE_IN_A_ROW}
-        return Reason(ReasonCode.CHECKPOINT_UNLOADABLE, detail)
-
-    def _failed(self, end: GangEnd, plan: LaunchPlan) -> Ending:
-        failed = end.first_failure
-        detail: dict[str, Any] = {"task": failed.name, "status": failed.status, "retries": plan.retries}
-        final, again = ReasonCode.RETRIES_EXHAUSTED, ReasonCode.TASK_FAILED
-        if "/" in failed.name:
-            detail["log"] = task_log(self._state.workload_id, self._state.attempt, failed.name)
-        if failed.memory is not None:
-            detail |= failed.memory
-            final = again = ReasonCode.OUT_OF_MEMORY
-        self._state.failures += 1
-        if self._state.failures > plan.retries:
-            return Ending(Phase.FAILED, Reason(final, detail), end.progress)
-        detail["failures"] = self._state.failures
-        return Ending(Phase.PENDING, Reason(again, detail), end.progress)
-
-    def _hung(self, end: GangEnd, why: Reason) -> Ending:
-        self._state.hangs += 1
-        phase = Phase.FAILED if self._state.hangs >= HANGS_IN_A_ROW else Phase.PENDING
-        return Ending(phase, why, end.progress)
-
-    def _stopped_early(self, mail: Mail) -> Ending:
-        """Told to stop before any task was started."""
-        reason = Reason(self._code_of(mail), mail.detail)
-        if mail.kind == MailKind.CANCEL:
-            return Ending(Phase.CANCELLED, reason)
-        phase = Phase.PENDING if mail.kind == MailKind.MACHINE_LOST else Phase.PREEMPTED
-        blamed = str(mail.detail["machine"]) if mail.kind == MailKind.MACHINE_LOST else None
-        return Ending(phase, reason, (), blamed)
-
-    def _why_stopped(self, mail: Mail | None, plan: LaunchPlan, started: float) -> Reason:
-        if mail is not None:
-            return Reason(self._code_of(mail), mail.detail)
-        ran_s = round(self._state.ran_s + workflow.time() - started, 3)
-        return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": ran_s, "limit_s": plan.max_runtime_s})
-
-    @staticmethod
-    def _code_of(mail: Mail) -> ReasonCode:
-        """A mail may say more exactly why it asks to stop, by a `code` in its detail."""
-        code = mail.detail.get("code")
-        return ReasonCode(code) if code is not None else _STOP_REASONS[MailKind(mail.kind)]
-
-    @staticmethod
-    def _lost_machine(mail: Mail | None) -> str | None:
-        lost = mail is not None and mail.kind == MailKind.MACHINE_LOST
-        return str(mail.detail["machine"]) if mail is not None and lost else None
 
     # ------------------------------------------------------------------------------------------------------------- mail
 
@@ -492,5 +362,5 @@ class WorkloadWorkflow:
         end = await gang.result()
         mail = await self._next_mail({MailKind.CANCEL}) if self._has_mail({MailKind.CANCEL}) else None
         if mail is not None or end.all_succeeded or end.failed:
-            return self._judge(end, plan, mail, False, workflow.time())
+            return self._verdicts.judge(end, plan, mail, False, workflow.time())
         return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
