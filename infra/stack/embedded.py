@@ -27,6 +27,7 @@ from infra.stack.liveness import Probe
 from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
+from infra.stack.temporal_state import discard_unfinished
 from infra.stack.withdraw import withdraw
 
 _log = logging.getLogger(__name__)
@@ -191,8 +192,9 @@ class EmbeddedStack:
         command = [*dies_with_parent(), *temporal.command(binary, state, self.settings.temporal)]
         health = probes.Health(self.settings.temporal)
         return Child(
-            "temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()], umask=0o077
-        )
+            "temporal", command, self._log_file("temporal"), ready=health.ask, probes=[health.probe()], umask=0o077,
+            prepare=partial(discard_unfinished, state),
+        )  # fmt: skip
 
     def _server_child(self, name: str, arguments: list[str]) -> Child:
         command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]

@@ -60,6 +60,9 @@ class Child:
     """Why the supervisor killed the process, until it is started again."""
     umask: int = -1
     """Of the files that it makes; -1: this process's."""
+    prepare: Callable[[], None] | None = None
+    """Called before each start of the process; a StackError is written to its log, and the process started all the
+    same: it knows best what it can work with."""
 
     def launch(self) -> None:
         """Starts the process in a session of its own: a Ctrl-C at the terminal reaches the supervisor alone."""
@@ -69,6 +72,12 @@ class Child:
             self.ear.clear()
         self.started_s = time.monotonic()
         with self.log.open("ab") as log:
+            try:
+                if self.prepare is not None:
+                    self.prepare()
+            except StackError as error:
+                log.write(f"{error}\n".encode())
+                log.flush()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,

@@ -173,9 +173,12 @@ class Faults:
                 return
             for name in _DATABASE:
                 (self._up.data / name).unlink(missing_ok=True)
-                if kept is not None and (kept / name).exists():
-                    with contextlib.suppress(OSError):  # No room: then it is lost.
-                        shutil.copyfile(kept / name, self._up.data / name)
+            try:
+                for path in kept.iterdir() if kept is not None else ():
+                    shutil.copyfile(path, self._up.data / path.name)
+            except OSError:  # No room: then it is lost.
+                for name in _DATABASE:
+                    (self._up.data / name).unlink(missing_ok=True)
             self._signal(pid, signal.SIGKILL)
             self.done.append(fault.kind)
 

@@ -1,0 +1,103 @@
+"""The embedded Temporal's database after its server was killed while it made it, or after damage."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.config import TemporalSettings
+from infra.errors import StackError
+from infra.stack import probes, temporal
+from infra.stack.ports import free_port
+from infra.stack.supervisor import Child, Supervisor
+from infra.stack.temporal_state import discard_unfinished
+
+
+def _settings() -> TemporalSettings:
+    port = free_port()
+    return TemporalSettings(port=port, ui_port=free_port(), address=f"127.0.0.1:{port}")
+
+
+def _command(state: Path, settings: TemporalSettings) -> list[str]:
+    return temporal.command(temporal.find_binary(settings), state, settings)
+
+
+def _namespaces(state: Path) -> list[str]:
+    try:
+        with sqlite3.connect(f"{state.as_uri()}?mode=ro", uri=True) as connection:
+            return sorted(str(row[0]) for row in connection.execute("select name from namespaces"))
+    except sqlite3.OperationalError:
+        return []
+
+
+def _written_bytes(state: Path) -> int:
+    """Of the database and its write-ahead log; -1: there is none. (Who opens it disturbs the server.)"""
+    sizes = []
+    for path in (state, state.with_name(f"{state.name}-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return sum(sizes) if sizes else -1
+
+
+def _killed(state: Path, written_bytes: int) -> None:
+    """A server that is killed as soon as its database is so large."""
+    process = subprocess.Popen(_command(state, _settings()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up_s = time.monotonic() + 60
+        while _written_bytes(state) < written_bytes:
+            assert time.monotonic() < give_up_s, "no database was made"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("written_bytes", [0, 100_000, 400_000])
+async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path: Path, written_bytes: int) -> None:
+    """A database that was not made whole is made anew; one that was is kept."""
+    state, settings = tmp_path / "temporal.db", _settings()
+    await asyncio.to_thread(_killed, state, written_bytes)
+    assert _namespaces(state) == [], "it was killed too late"
+    child = Child(
+        "temporal", _command(state, settings), tmp_path / "log", ready=probes.Health(settings).ask,
+        prepare=lambda: discard_unfinished(state),
+    )  # fmt: skip
+    supervisor = Supervisor()
+    try:
+        await supervisor.start(child)
+        kept = state.stat().st_ino
+    finally:
+        await supervisor.stop()
+    discard_unfinished(state)
+    assert state.stat().st_ino == kept and "default" in _namespaces(state)
+
+
+def test_a_damaged_database_is_named_and_kept(tmp_path: Path) -> None:
+    """What cannot be read is not removed: it may be restored. The error says what to do."""
+    state = tmp_path / "temporal.db"
+    discard_unfinished(state)
+    assert not state.exists()
+    state.write_bytes(b"no database at all" * 1000)
+    with pytest.raises(StackError, match=r"temporal\.db is damaged: .*move temporal\.db\* away"):
+        discard_unfinished(state)
+    assert state.stat().st_size == 18_000
+
+
+async def test_what_is_wrong_with_it_is_told_at_the_start(tmp_path: Path) -> None:
+    """The server is started all the same; when it ends, the error has what is wrong."""
+    state = tmp_path / "temporal.db"
+    state.write_bytes(b"no database at all" * 1000)
+    child = Child("temporal", _command(state, _settings()), tmp_path / "log", prepare=lambda: discard_unfinished(state))
+
+    async def never() -> bool:
+        return False
+
+    child.ready = never
+    supervisor = Supervisor()
+    with pytest.raises(StackError, match=r"ended with 1 at its start\n(.*\n)*temporal: .* is damaged"):
+        await supervisor.start(child)
