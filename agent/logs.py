@@ -193,7 +193,7 @@ class LogStream:
                 return
             with self._changing:
                 if status.st_size < self._raw:
-                    return  # The task truncated its output: `ship` begins anew.
+                    return  # The task truncated its output: `ship` starts again at its beginning.
                 if status.st_size - self._raw > limit_bytes:
                     first = self._raw + self._cut if self._gap is None else self._gap[0]
                     self._gap = [first, max(first, status.st_size - limit_bytes // 2)]

@@ -25,8 +25,8 @@ def discard_unfinished(state: Path) -> None:
                 return
     except sqlite3.DatabaseError as error:
         raise StackError(
-            f"temporal: {state} is damaged: {error}; restore it from a backup, or move {state.name}* away: what it "
-            "knew is then made anew from Postgres, and nothing that runs is stopped"
+            f"temporal: {state} is damaged: {error}; restore it from a backup, or move {state.name}* away: "
+            "workflows are then started again from Postgres, and running tasks go on"
         ) from None
     for path in state.parent.glob(f"{state.name}*"):
         path.unlink(missing_ok=True)

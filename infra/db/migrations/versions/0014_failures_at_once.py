@@ -1,4 +1,4 @@
-"""When a machine last failed a workload, so that those that it failed at once count once.
+"""When a machine last failed a workload, so that workloads that fail together count as one.
 
 Revision ID: 0014
 Revises: 0013
