@@ -82,20 +82,20 @@ def template_database(postgres_url: str) -> str:
     return name
 
 
-def empty(database_url: str) -> None:
-    """Removes every row of a migrated database, which takes a fifth of the time of making one.
+DELETE_ROWS = "; ".join(
+    f'delete from "{table.name}"' for table in (SCHEMA.tables["allocation"], *reversed(SCHEMA.sorted_tables))
+)
+"""Removes every row of a migrated database, which takes a fifth of the time of creating one."""
 
-    Numbers that the database hands out begin anew. As with a new database, whoever still holds a connection loses it.
-    """
-    statements = [
-        f'delete from "{table.name}"' for table in (SCHEMA.tables["allocation"], *reversed(SCHEMA.sorted_tables))
-    ]
+
+def empty(database_url: str) -> None:
+    """Makes a migrated database as good as new: no rows, sequences at their start, no other connections."""
     with psycopg.connect(database_url) as connection:
         connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where datname = current_database() and pid <> pg_backend_pid()"
         )
-        connection.execute("; ".join(statements))  # type: ignore[call-overload]
+        connection.execute(DELETE_ROWS)  # type: ignore[call-overload]
         connection.execute("select setval(seqrelid, seqstart, false) from pg_sequence")
 
 

@@ -271,7 +271,7 @@ class _Climb:
                 return
 
     def plan_long_walk(self, penalty: float) -> _Walk | None:
-        """One of those that share most of the budget, if it is enough for that."""
+        """A walk of those that share most of the budget; None if the budget is too small for one."""
         share, in_pass = _LONG_WALKS * self.budget.looks, self._looks_of_a_pass()
         if share < _LEAST_PASSES * in_pass or not self._goes_on():
             return None

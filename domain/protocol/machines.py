@@ -109,7 +109,7 @@ class StopNode:
 
 @dataclass
 class Hello:
-    """An agent's registration: signalled to its machine's workflow at each start, and while nobody attends to it."""
+    """An agent's registration: a signal to its machine's workflow, sent at each start and while no attendance runs."""
 
     machine: str
     region: str

@@ -1,4 +1,4 @@
-"""Mail: what workflows of workloads are told, through the outbox."""
+"""Mail: messages to the workflows of workloads, delivered by the outbox."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

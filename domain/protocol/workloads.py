@@ -15,7 +15,7 @@ class WorkloadInput:
     attempt: int = 0
     """Number of the last attempt that was awarded: the fencing number of its tasks."""
     placed: bool = False
-    """Started anew for a workload whose earlier workflow is gone: `attempt` may still hold slots and run tasks."""
+    """This workflow replaces one that is gone: `attempt` may still hold slots and run tasks."""
     ready: bool = False
     """With `placed`: the attempt holds all its slots."""
     stopping: bool = False
@@ -27,11 +27,11 @@ class WorkloadInput:
     hangs: int = 0
     """Attempts in a row that hung."""
     unloadable: int = 0
-    """Attempts in a row whose checkpoint could not be loaded; those that did not come so far are passed over."""
+    """Attempts in a row whose checkpoint could not be loaded; attempts that ended earlier do not count."""
     ran_s: float = 0.0
     """Seconds of running in all earlier attempts."""
     refusals: int = 0
-    """Launches in a row that failed and blamed nobody, or a machine."""
+    """Launches in a row that failed for another reason than the workload itself."""
     mails: list[Mail] = field(default_factory=list)
     """Mail that was not dealt with yet."""
     seen_mail: list[int] = field(default_factory=list)

@@ -14,7 +14,7 @@ def discard_unfinished(state: Path) -> None:
     step is to register namespaces, so a database without any holds nothing.
 
     Raises:
-        StackError: it is there and cannot be read as a database; what to do.
+        StackError: it is damaged, or no database; what to do. One that cannot be opened now is left to the server.
     """
     if not state.exists():
         return
@@ -23,6 +23,8 @@ def discard_unfinished(state: Path) -> None:
             tables = connection.execute("select count(*) from sqlite_master where name = 'namespaces'").fetchone()
             if tables[0] and connection.execute("select 1 from namespaces limit 1").fetchone() is not None:
                 return
+    except sqlite3.OperationalError:
+        return
     except sqlite3.DatabaseError as error:
         raise StackError(
             f"temporal: {state} is damaged: {error}; restore it from a backup, or move {state.name}* away: "

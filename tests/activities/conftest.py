@@ -16,7 +16,6 @@ from temporalio.client import Client
 
 from activities.roles import control_worker, region_worker
 from infra.config import TemporalSettings
-from infra.db.schema import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
@@ -25,6 +24,7 @@ from tests.activities.nights import NightWorld
 from tests.activities.temporal import dispatching, end_all
 from tests.activities.world import World
 from tests.buckets import s3_endpoint, s3_url
+from tests.conftest import DELETE_ROWS
 
 __all__ = ["s3_endpoint", "s3_url"]
 
@@ -43,8 +43,7 @@ def shared_url(postgres_url: str, template_database: str) -> str:
 def database_url(shared_url: str) -> str:
     """URL of a migrated database without any rows: emptied, which is faster than made."""
     with psycopg.connect(shared_url) as connection:
-        for table in (SCHEMA.tables["allocation"], *reversed(SCHEMA.sorted_tables)):
-            connection.execute(f'delete from "{table.name}"')  # type: ignore[call-overload]
+        connection.execute(DELETE_ROWS)  # type: ignore[call-overload]
     return shared_url
 
 

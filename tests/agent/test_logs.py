@@ -279,7 +279,7 @@ def test_what_begins_in_the_gap_is_masked_to_its_end(tmp_path: Path, offset: int
 
 
 async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path: Path) -> None:
-    """The bound holds while the bucket neither takes a segment nor refuses it."""
+    """The bound holds while a put hangs."""
     run = run_folder(tmp_path)
     store = Away(open_store(f"file://{tmp_path}/bucket"), waits=True)
     run.output.write_bytes(LINE * 500_000)

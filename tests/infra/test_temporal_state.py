@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -59,7 +60,7 @@ def _killed(state: Path, written_bytes: int) -> None:
 
 @pytest.mark.parametrize("written_bytes", [0, 100_000, 400_000])
 async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path: Path, written_bytes: int) -> None:
-    """A database that was not made whole is made anew; one that was is kept."""
+    """An unfinished database is created again; a finished one is kept, also as a crash leaves it."""
     state, settings = tmp_path / "temporal.db", _settings()
     await asyncio.to_thread(_killed, state, written_bytes)
     assert _namespaces(state) == [], "it was killed too late"
@@ -71,6 +72,15 @@ async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path
     try:
         await supervisor.start(child)
         kept = state.stat().st_ino
+        for number, left_out in enumerate(["", "-shm"]):
+            crashed = tmp_path / str(number)
+            crashed.mkdir()
+            for path in tmp_path.glob("temporal.db*"):  # As a kill or a restored backup leaves it.
+                if not left_out or not path.name.endswith(left_out):
+                    shutil.copy(path, crashed)
+            before = {path: path.stat().st_ino for path in crashed.iterdir() if path.suffix == ".db"}
+            discard_unfinished(crashed / "temporal.db")
+            assert {path: path.stat().st_ino for path in crashed.iterdir() if path.suffix == ".db"} == before
     finally:
         await supervisor.stop()
     discard_unfinished(state)

@@ -199,7 +199,7 @@ async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_go
 
 
 async def replaced(life: Life, *, ready: bool = True, stopping: bool = False, mail: MailKind | None = None) -> None:
-    """Its workflow is gone, and started anew as Postgres has it; with mail that is there already."""
+    """A new workflow is started with the state that Postgres has; `mail` is there from the start."""
     state = WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping)
     await life.workflow_starts(state, None if mail is None else Mail(1001, mail.value, 1))
 
@@ -309,7 +309,7 @@ async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life)
 
 @goes(*RUNNING, "preempted evicted")
 async def test_a_workflow_rolled_back_to_before_its_award_stops_what_it_has_started(life: Life) -> None:
-    """Its Temporal remembers neither the award nor the start; the award's mail comes again, and an eviction."""
+    """Temporal has lost the award and the start. The mail of the award is delivered again, then an eviction."""
     await running(life)
     await rolled_back(life, MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
