@@ -10,9 +10,10 @@ from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import StorageFull, drop_replica, lacking, no_room, want_partitions, want_replica
-from infra.db.models import Region, Replica, Table
+from infra.db.models import Region
 from infra.db.nights import Night, NightMove, NightPause
 from infra.db.session import transaction
+from infra.db.tables import Replica, Table
 
 
 class MoveActivities:

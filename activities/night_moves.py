@@ -9,8 +9,8 @@ from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from infra.db.catalogue import drop_replica
-from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from infra.db.nights import NightMove
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 
 _GIVEN_UP_S = 60.0
 _OVER_QUOTA = "the quota of bytes moved a day is used up"

@@ -12,7 +12,8 @@ from domain.instance import HIGH_PRIORITY
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from infra.db.catalogue import NoRoom, can_read, no_room, ready_replicas, want_replica, whole_bytes
-from infra.db.models import Replica, Table, Workload
+from infra.db.models import Workload
+from infra.db.tables import Replica, Table
 
 _NOT_ABOUT_DATA = frozenset(
     {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infra.db.models import Partition
+from infra.db.tables import Partition
 from mizzen.objects.bandwidth import Share
 from mizzen.objects.copying import Progress, Wanted, copy_objects
 from mizzen.objects.manifest import Manifest

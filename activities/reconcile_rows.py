@@ -11,8 +11,9 @@ from domain import ids
 from domain.phases import PLACED_PHASES
 from domain.protocol import MailKind
 from infra.db import outbox
-from infra.db.models import Attempt, Machine, Replica, Table, Workload
+from infra.db.models import Attempt, Machine, Workload
 from infra.db.nights import open_night
+from infra.db.tables import Replica, Table
 
 _PLACED = sorted(p.value for p in PLACED_PHASES)
 _AGAIN = "o.delivered_at < now() - greatest(make_interval(secs => :patience_s), o.delivered_at - o.created_at)"

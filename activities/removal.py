@@ -21,9 +21,10 @@ from activities.verification import OutOfTime, Reading, Verifier
 from domain import ids
 from domain.protocol import Activity
 from infra.db import events, integrity, outbox
-from infra.db.models import Attempt, Partition, Region, Replica, ReplicaPartition, Table, Workload
+from infra.db.models import Attempt, Region, Workload
 from infra.db.nights import Night, NightMove
 from infra.db.session import in_thread, transaction
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import ObjectStore, open_store
 from mizzen.objects.workers import Workers
 

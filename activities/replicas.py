@@ -22,9 +22,9 @@ from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import held_bytes, lacking
-from infra.db.models import Partition, Replica, ReplicaPartition, Table
 from infra.db.nights import home_move_began
 from infra.db.session import transaction
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import MissingObject
 from mizzen.objects.uploads import CopyFailed
 

@@ -12,8 +12,8 @@ from activities.verification import OutOfTime, Reading, Verifier
 from domain.protocol import Activity, Scrub
 from infra.config import Settings
 from infra.db import integrity, outbox
-from infra.db.models import Partition, Replica
 from infra.db.session import transaction
+from infra.db.tables import Partition, Replica
 from mizzen.objects.bandwidth import Bandwidth, Share
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 
 from activities.partitions import Bucket, WrongPartition
 from infra.db import integrity
-from infra.db.models import Partition, Region, ReplicaPartition
+from infra.db.models import Region
 from infra.db.session import transaction
+from infra.db.tables import Partition, ReplicaPartition
 from mizzen.objects import checksums, manifest
 from mizzen.objects.bandwidth import Share
 from mizzen.objects.manifest import Manifest

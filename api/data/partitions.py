@@ -19,7 +19,8 @@ from api.state import State, StateOf
 from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
 from infra.db import events, integrity
-from infra.db.models import Partition, Region
+from infra.db.models import Region
+from infra.db.tables import Partition
 from mizzen.objects.manifest import declared_checksum
 
 router = APIRouter(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])

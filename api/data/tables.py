@@ -19,7 +19,8 @@ from api.problems import Kind, Problem, invalid, not_found
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db import catalogue, events, integrity, outbox
-from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
+from infra.db.models import Region, Workload
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from infra.errors import CatalogueError
 
 _LONGEST_GRACE_S = 366 * 86400.0

@@ -16,7 +16,8 @@ from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec, WorkloadSpec
 from infra.archives import BadArchive
-from infra.db.models import Archive, Machine, Region, Secret, Table, Tenant
+from infra.db.models import Archive, Machine, Region, Secret, Tenant
+from infra.db.tables import Table
 
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for this long is not counted on any more."""

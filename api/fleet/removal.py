@@ -16,7 +16,8 @@ from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
 from infra.db.buckets import forget_bucket
-from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Replica, Table, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
+from infra.db.tables import Replica, Table
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
 _NAMED = 5

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from domain.instance import HIGH_PRIORITY
 from infra.db import events, outbox
-from infra.db.models import Partition, Region, Replica, ReplicaPartition, Table, Workload
+from infra.db.models import Region, Workload
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from infra.errors import CatalogueError
 
 Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]

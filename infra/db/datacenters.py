@@ -12,7 +12,7 @@ from domain.datacenters import Held, Placed, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
 from domain.instance import Homes, Instance, Region
 from infra.config import TetrisSettings
-from infra.db import models
+from infra.db import models, tables
 from infra.db.gathering import HOURS_A_DAY, gather_tables, supply_by_region, transaction_time, weights_of
 from infra.db.reads import partial_reads
 from infra.db.usage import recurring_jobs
@@ -124,7 +124,7 @@ def _datacenters(session: Session, region: str) -> tuple[Region, ...]:
 
 
 def _held(session: Session, region: str) -> list[Held]:
-    held, partition, replica = models.ReplicaPartition, models.Partition, models.Replica
+    held, partition, replica = tables.ReplicaPartition, tables.Partition, tables.Replica
     statement = (
         select(held.data_table, held.partition, partition.size_bytes, held.datacenter)
         .join(partition, (partition.data_table == held.data_table) & (partition.name == held.partition))
@@ -136,7 +136,7 @@ def _held(session: Session, region: str) -> list[Held]:
 
 
 def _parts(session: Session) -> dict[tuple[str, str], frozenset[str]]:
-    held, replica = models.ReplicaPartition, models.Replica
+    held, replica = tables.ReplicaPartition, tables.Replica
     statement = (
         select(held.data_table, held.region, func.array_agg(held.partition))
         .join(replica, (replica.data_table == held.data_table) & (replica.region == held.region))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from domain.instance import Instance, Region, Table, Weights
 from infra.config import TetrisSettings
-from infra.db import models
+from infra.db import models, tables
 from infra.db.usage import recurring_jobs
 from infra.errors import CatalogueError
 
@@ -93,7 +93,7 @@ def _regions(session: Session) -> tuple[Region, ...]:
 
 def gather_tables(session: Session) -> tuple[Table, ...]:
     """The tables by name, with the regions that have a ready replica of all of it that is not known to be wrong."""
-    table, replica = models.Table, models.Replica
+    table, replica = tables.Table, tables.Replica
     elsewhere = (
         select(replica.data_table, func.array_agg(replica.region).label("regions"))
         .join(table, table.name == replica.data_table)

@@ -12,7 +12,7 @@ from sqlalchemy import and_, func, insert, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from infra.db import events, outbox
-from infra.db.models import Partition, PartitionManifest, Replica, ReplicaPartition, Table
+from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table
 
 
 def clock(session: Session) -> datetime:

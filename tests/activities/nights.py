@@ -14,8 +14,9 @@ from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import ReplicateTable
 from infra.config import NightlySettings, TetrisSettings
 from infra.db.logs import UsageRun
-from infra.db.models import Partition, Region, Replica, Table
+from infra.db.models import Region
 from infra.db.nights import Night, NightMove
+from infra.db.tables import Partition, Replica, Table
 from tests.activities.world import World
 
 NIGHT = "night-1"

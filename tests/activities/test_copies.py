@@ -15,7 +15,7 @@ from activities import beating, partitions
 from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ON_DEMAND, CheckpointCopy, ReplicateTable
 from infra.config import CopySettings
-from infra.db.models import Replica
+from infra.db.tables import Replica
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
 from mizzen.objects.bandwidth import Bandwidth

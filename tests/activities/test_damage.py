@@ -13,7 +13,7 @@ from activities.removal import RemovalActivities
 from activities.scrub import ScrubActivities
 from domain.protocol import ReplicateTable, Scrub, StageRequest
 from infra.db.catalogue import ready_replicas
-from infra.db.models import PartitionManifest, Replica, ReplicaPartition
+from infra.db.tables import PartitionManifest, Replica, ReplicaPartition
 from mizzen.objects.store import ObjectStore
 from tests.activities.damages import DAMAGES, delete, flip
 from tests.activities.nights import DAYS, NightWorld, body, home

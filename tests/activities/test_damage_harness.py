@@ -23,8 +23,8 @@ from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub, StageRequest
 from infra.db import integrity
 from infra.db.logs import Outbox
-from infra.db.models import Replica, Table
 from infra.db.nights import Night
+from infra.db.tables import Replica, Table
 from tests.activities.damages import DAMAGES
 from tests.activities.nights import DAYS, NightWorld, body, home
 from tests.activities.world import World, job

@@ -16,7 +16,8 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
-from infra.db.models import Archive, Partition, Replica, Secret, Workload
+from infra.db.models import Archive, Secret, Workload
+from infra.db.tables import Partition, Replica
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.world import World, job
 

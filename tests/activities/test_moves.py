@@ -7,8 +7,9 @@ import pytest
 
 from domain.nights import NightRef
 from infra.db.catalogue import want_replica
-from infra.db.models import Region, Replica, Workload
+from infra.db.models import Region, Workload
 from infra.db.nights import Night, NightPause
+from infra.db.tables import Replica
 from tests.activities.nights import NIGHT, NightWorld, body, home
 from tests.activities.world import World
 

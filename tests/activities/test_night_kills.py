@@ -19,8 +19,8 @@ from activities.house import HouseActivities
 from activities.removal import RemovalActivities
 from infra.config import CopySettings
 from infra.db import outbox
-from infra.db.models import Replica, Table
 from infra.db.nights import Night, begin_night
+from infra.db.tables import Replica, Table
 from mizzen.objects import ObjectStore
 from tests.activities.nights import NightWorld, body, home
 from tests.activities.world import World

@@ -12,8 +12,9 @@ from temporalio.testing import ActivityEnvironment
 from activities.night_moves import moves_of, tidy
 from activities.nights import forget_nights
 from domain.nights import NightRef
-from infra.db.models import Datacenter, Region, Replica, ReplicaPartition
+from infra.db.models import Datacenter, Region
 from infra.db.nights import Night, NightMove, begin_night
+from infra.db.tables import Replica, ReplicaPartition
 from tests.activities.nights import NIGHT, NightWorld, body
 from tests.activities.world import World
 from tetris.documents import read_plan

@@ -10,7 +10,8 @@ from activities.on_demand import targets
 from domain.protocol import ReplicateTable
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
-from infra.db.models import Machine, Partition, Region, Replica, Table
+from infra.db.models import Machine, Region
+from infra.db.tables import Partition, Replica, Table
 from tests.activities.world import World, job
 
 

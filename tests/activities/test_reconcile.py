@@ -19,8 +19,9 @@ from domain.protocol import MailKind
 from infra.config import Settings
 from infra.db import outbox
 from infra.db.logs import Outbox
-from infra.db.models import Attempt, Replica, Workload
+from infra.db.models import Attempt, Workload
 from infra.db.nights import begin_night
+from infra.db.tables import Replica
 from tests.activities.temporal import told_workload, until
 from tests.activities.world import World
 

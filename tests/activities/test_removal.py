@@ -13,7 +13,7 @@ from activities.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub
-from infra.db.models import Replica, ReplicaPartition, Table
+from infra.db.tables import Replica, ReplicaPartition, Table
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectStore
 from tests.activities.test_replicas import append, complete, held, keys

@@ -17,7 +17,7 @@ from temporalio.testing import ActivityEnvironment
 from activities import partitions, replicas
 from activities.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
-from infra.db.models import Partition, Replica, ReplicaPartition, Table
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
 from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack

@@ -14,7 +14,7 @@ from activities.verification import OutOfTime, Reading, Verifier
 from domain.protocol import Scrub
 from infra.config import CopySettings
 from infra.db import integrity, outbox
-from infra.db.models import Partition, PartitionManifest, Replica, ReplicaPartition
+from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition
 from mizzen.objects import manifest
 from mizzen.objects.files import FileStore
 from tests.activities.damages import flip

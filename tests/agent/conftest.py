@@ -23,7 +23,7 @@ def no_leftovers(tmp_path: Path) -> Iterator[None]:
     assert not left, f"processes left behind: {left}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def temporal_address() -> Iterator[str]:
     """Address of a Temporal dev server, in memory."""
     port = free_port()

@@ -116,6 +116,9 @@ def ended(run: RunFolder) -> tasks.Exit:
     return exit_
 
 
+PYTHON = f"{sys.executable} -I -S -u"
+"""Starts Python quickly."""
+
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -4,7 +4,8 @@ from sqlalchemy import select
 
 from domain.phases import Phase
 from infra.db.logs import Audit, Event
-from infra.db.models import Machine, Replica, Table, Workload
+from infra.db.models import Machine, Workload
+from infra.db.tables import Replica, Table
 from tests.api.test_workloads import get
 from tests.api.world import World
 

@@ -6,7 +6,8 @@ from sqlalchemy import update
 
 from domain.live import LiveSnapshot
 from domain.phases import Phase
-from infra.db.models import Allocation, Attempt, Machine, Partition, Replica, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Machine, Tenant, Workload
+from infra.db.tables import Partition, Replica
 from simulation.live import live_scenario
 from simulation.policies import POLICIES
 from simulation.run import Run

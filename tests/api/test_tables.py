@@ -9,7 +9,8 @@ from domain.instance import Instance
 from domain.reads import Reads
 from infra.config import CopySettings
 from infra.db.logs import Audit, UsageRun
-from infra.db.models import Partition, PartitionManifest, Region, Replica, ReplicaPartition, Table
+from infra.db.models import Region
+from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, unpack
 from tests.api.test_workloads import act, get, mail
 from tests.api.world import World, document

@@ -24,22 +24,9 @@ from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from infra.archives import inspect_archive
 from infra.config import Settings
 from infra.db import events
-from infra.db.models import (
-    Allocation,
-    ApiKey,
-    Archive,
-    Attempt,
-    Cluster,
-    Machine,
-    Partition,
-    Region,
-    Replica,
-    Secret,
-    Table,
-    Tenant,
-    Workload,
-)
+from infra.db.models import Allocation, ApiKey, Archive, Attempt, Cluster, Machine, Region, Secret, Tenant, Workload
 from infra.db.session import open_engine, transaction
+from infra.db.tables import Partition, Replica, Table
 from infra.keys import encrypt_secret, hash_api_key, load_master_key
 from mizzen.objects import ObjectStore, open_store
 

@@ -1,15 +1,18 @@
 """The real API for the command and the client."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+import yaml
 
 from infra.db.session import open_engine
+from mizzen.cli.app import run
 from mizzen.client import Client
-from tests.cli.service import Cutter, Service, populate, serving, settings_for
+from tests.cli.service import DOCUMENT, Capture, Cutter, Service, Submit, populate, serving, settings_for
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +68,26 @@ def cutter(service: Service) -> Iterator[Cutter]:
     cutter = Cutter(service.port)
     yield cutter
     cutter.close()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Writes a document, the usual one with changes, and returns its path."""
+
+    def write(file: str = "train.yaml", /, **changes: Any) -> str:
+        (tmp_path / file).write_text(yaml.safe_dump({**DOCUMENT, **changes}))
+        return str(tmp_path / file)
+
+    return write
+
+
+@pytest.fixture
+def submit(write: Callable[..., str], capsys: Capture) -> Submit:
+    """Submits the usual document with changes and returns the workload's id."""
+
+    def submit(**changes: Any) -> str:
+        capsys.readouterr()
+        assert run(["submit", write(**changes)]) == 0
+        return capsys.readouterr().out.removesuffix("\n")
+
+    return submit

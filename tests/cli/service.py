@@ -4,13 +4,14 @@ can be cut.
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine
 
 from api.app import create_app
@@ -24,6 +25,9 @@ from infra.db.models import ApiKey, Attempt, Cluster, Machine, Region, Tenant, W
 from infra.db.session import transaction
 from infra.keys import load_master_key, new_api_key
 from mizzen.objects import open_store
+
+Capture = pytest.CaptureFixture[str]
+Submit = Callable[..., str]
 
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -198,3 +202,9 @@ class Cutter:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+def table_rows(text: str) -> list[dict[str, str]]:
+    """The rows of a printed table, by the names of its columns."""
+    head, *lines = text.splitlines()
+    return [dict(zip(head.split(), line.split(), strict=False)) for line in lines]

@@ -17,9 +17,10 @@ from sqlalchemy import delete, select, update
 
 from domain.reads import Reads
 from infra.db.logs import UsageRun
-from infra.db.models import Datacenter, ReplicaPartition, Table
+from infra.db.models import Datacenter
 from infra.db.nights import Night, open_night
 from infra.db.session import transaction
+from infra.db.tables import ReplicaPartition, Table
 from infra.db.usage import recurring_jobs
 from mizzen.cli.app import run
 from mizzen.client.errors import Conflict

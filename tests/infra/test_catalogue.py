@@ -13,8 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from infra.db import migrate
 from infra.db.base import Base
 from infra.db.catalogue import ready_replicas
-from infra.db.models import Datacenter, Partition, Region, Replica, ReplicaPartition, Table
+from infra.db.models import Datacenter, Region
 from infra.db.session import transaction
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 
 
 def _partition(name: str, size_bytes: int = 10, **more: Any) -> Partition:

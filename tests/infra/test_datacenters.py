@@ -10,7 +10,7 @@ from sqlalchemy import Engine, delete, select
 from domain.datacenters import Held, Placed, region_instance, running_regions
 from domain.instance import Instance, Job, Region, Table
 from domain.reads import Reads
-from infra.db import models
+from infra.db import models, tables
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
 from infra.db.session import transaction
 from infra.db.usage import record_runs
@@ -62,28 +62,28 @@ def house(database: Engine) -> Engine:
         _add_table(session, "days", "north", (40, 30, 20, 10))
         _add_table(session, "small", "north", (5,))
         _add_table(session, "far", "south", (7, 8))
-        session.add(models.Replica(data_table="far", region="north", state="ready", whole=False))
+        session.add(tables.Replica(data_table="far", region="north", state="ready", whole=False))
         session.flush()
-        session.add(models.ReplicaPartition(data_table="far", partition="p2", region="north", ready_at=NOW))
-        session.add(models.ReplicaPartition(data_table="far", partition="p1", region="north"))
+        session.add(tables.ReplicaPartition(data_table="far", partition="p2", region="north", ready_at=NOW))
+        session.add(tables.ReplicaPartition(data_table="far", partition="p1", region="north"))
         _set(session, ("days", "p1"), "d1")
     return database
 
 
 def _add_table(session: Any, name: str, home: str, sizes: Iterable[int]) -> None:
-    session.add(models.Table(name=name, home_region=home))
+    session.add(tables.Table(name=name, home_region=home))
     session.flush()
-    session.add(models.Replica(data_table=name, region=home, state="ready"))
+    session.add(tables.Replica(data_table=name, region=home, state="ready"))
     session.flush()
     session.add_all(
-        models.Partition(data_table=name, name=f"p{n}", location=f"tables/{name}/p{n}/", size_bytes=size)
+        tables.Partition(data_table=name, name=f"p{n}", location=f"tables/{name}/p{n}/", size_bytes=size)
         for n, size in enumerate(sizes, start=1)
     )
     session.flush()
 
 
 def _set(session: Any, key: tuple[str, str], datacenter: str) -> None:
-    session.get_one(models.ReplicaPartition, (*key, "north")).datacenter = datacenter
+    session.get_one(tables.ReplicaPartition, (*key, "north")).datacenter = datacenter
 
 
 def _gather(engine: Engine, *runs: dict[str, Any], region: str = "north", **options: Any) -> Instance:
@@ -197,8 +197,8 @@ def test_plans_that_do_not_fit_any_more(house: Engine) -> None:
         "gone/p1": lacking, "small/p1": "region south has no datacenter 'd1'; it has none",
     }  # fmt: skip
     with transaction(house) as session:
-        assert set(session.scalars(select(models.ReplicaPartition.datacenter))) == {"d1", None}
-        replica = session.get_one(models.Replica, ("far", "north"))
+        assert set(session.scalars(select(tables.ReplicaPartition.datacenter))) == {"d1", None}
+        replica = session.get_one(tables.Replica, ("far", "north"))
         replica.state, replica.delete_at = "deleting", NOW
         session.flush()
         with pytest.raises(AssignmentError, match=f"far/p2: {lacking}"):
@@ -216,6 +216,6 @@ def test_what_is_missing_is_named(house: Engine) -> None:
     with pytest.raises(CatalogueError, match="storage_bytes of datacenter d2 of north: not set"):
         _gather(house)
     with transaction(house) as session:
-        session.execute(delete(models.Table))
+        session.execute(delete(tables.Table))
         session.get_one(models.Datacenter, ("north", "d2")).storage_bytes = 0
     assert _gather(house).tables == ()

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from domain.instance import Instance, Job, Region, Table, Weights
 from domain.reads import Reads
-from infra.db import models
+from infra.db import models, tables
 from infra.db.gathering import gather
 from infra.db.reads import partial_reads, unknown_reads
 from infra.db.session import transaction
@@ -48,16 +48,16 @@ def house(database: Engine) -> Engine:
                 )
             )  # fmt: skip
         for name, home in (("t", "a"), ("n.u", "b")):
-            session.add(models.Table(name=name, home_region=home))
+            session.add(tables.Table(name=name, home_region=home))
             session.flush()
-            session.add(models.Replica(data_table=name, region=home, state="ready"))
+            session.add(tables.Replica(data_table=name, region=home, state="ready"))
             session.flush()
             location = f"tables/{name}/"
-            session.add(models.Partition(data_table=name, name="all", location=location, size_bytes=60))
-        session.add(models.Replica(data_table="t", region="b", state="ready"))
-        session.add(models.Replica(data_table="n.u", region="a", state="copying"))
-        session.add(models.Replica(data_table="n.u", region="c", state="ready", whole=False))
-        session.add(models.Replica(data_table="n.u", region="d", state="deleting", delete_at=NOW))
+            session.add(tables.Partition(data_table=name, name="all", location=location, size_bytes=60))
+        session.add(tables.Replica(data_table="t", region="b", state="ready"))
+        session.add(tables.Replica(data_table="n.u", region="a", state="copying"))
+        session.add(tables.Replica(data_table="n.u", region="c", state="ready", whole=False))
+        session.add(tables.Replica(data_table="n.u", region="d", state="deleting", delete_at=NOW))
     return database
 
 
@@ -105,12 +105,12 @@ def test_a_job_is_the_runs_of_its_name(house: Engine) -> None:
 def test_runs_read_tables_or_partitions(house: Engine) -> None:
     """A job reads the partitions that any of its runs named, unless one read the whole table or they are all of it."""
     with transaction(house) as session:
-        session.add(models.Table(name="days", home_region="a"))
+        session.add(tables.Table(name="days", home_region="a"))
         session.flush()
-        session.add(models.Replica(data_table="days", region="a", state="ready"))
+        session.add(tables.Replica(data_table="days", region="a", state="ready"))
         session.flush()
         for day, size in enumerate((10, 20, 30, 40), start=1):
-            session.add(models.Partition(data_table="days", name=f"ds={day}", location=f"days/{day}/", size_bytes=size))
+            session.add(tables.Partition(data_table="days", name=f"ds={day}", location=f"days/{day}/", size_bytes=size))
     found = _jobs(
         house,
         _run("1", 2.5, tables=["days/ds=2", "t"]),

@@ -1,0 +1,147 @@
+"""What agents make of a launch description: archives, secrets, and whom a launch that fails blames."""
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from nacl.public import PublicKey, SealedBox
+
+from agent import sealed
+from agent.state import StateFolder
+from domain.blame import Blame, LaunchError, verdict
+from domain.ids import archive_key
+from domain.protocol import Activity, NodeOutcome, RunNode
+from mizzen.objects import open_store
+from tests.agent.harness import Lab, description, until_async
+
+
+async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
+    """A sealed secret is in the environment of its job's tasks, and masked in shipped output and log tails."""
+    config = lab.config()
+    key = PublicKey(base64.b64decode(sealed.public_key(StateFolder(config.state_dir).private_key())))
+    secrets = {"main": {"TOKEN": "hunter2-the-long-one"}, "other": {"TOKEN": "not theirs"}}
+    box = base64.b64encode(SealedBox(key).encrypt(json.dumps(secrets).encode())).decode()
+    launch = description(
+        lab.region,
+        config,
+        "printf 'token %s' hunter2; sleep 0.7; printf -- '-the-long-one|not theirs\\n'; echo $TOKEN | rev; exit 9",
+        sealed_secrets={config.machine: box},
+    )
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        await until_async(lambda: lab.log(launch)[1])
+    expected = "token ***|***\neno-gnol-eht-2retnuh\n"
+    assert lab.log(launch)[0].decode() == expected
+    assert "token" not in str(outcome), "what tasks print does not travel through Temporal's history"
+    for path in config.state_dir.rglob("*.json"):
+        assert b"hunter2-the-long-one" not in path.read_bytes()
+
+
+async def test_what_cannot_be_prepared(lab: Lab) -> None:
+    """An archive that escapes, secrets for another machine, and another attempt's launch are refused for good."""
+    config = lab.config()
+    store = open_store(lab.bucket_url)
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../evil"))
+    packed = gzip.compress(body.getvalue())
+    sha256 = hashlib.sha256(packed).hexdigest()
+    store.put(archive_key(sha256), packed)
+    escaping = description(lab.region, config, "true", workdir=sha256)
+    other_key = PublicKey(base64.b64decode(sealed.public_key(sealed.new_key())))
+    box = base64.b64encode(SealedBox(other_key).encrypt(b"{}")).decode()
+    unreadable = description(lab.region, config, "true", sealed_secrets={config.machine: box})
+    misplaced = description(lab.region, config, "true")
+    for each in (escaping, unreadable):
+        lab.write(each)
+    store.put(f"launches/{misplaced.workload_id}/1.json", escaping.model_dump_json().encode())
+    async with lab.agent(config):
+        for launch, kind in ((escaping, "BadArchive"), (unreadable, "CannotUnseal"), (misplaced, "BadLaunch")):
+            failure = await (await lab.run(launch, config.machine)).failure()
+            assert (failure.type, failure.non_retryable) == (kind, True), failure
+        wrong = RunNode(misplaced.workload_id, 1, f"{lab.region}/c/other", "k", lab.bucket_url, {})
+        failure = await (await lab.start(Activity.RUN_NODE, config.machine, wrong)).failure()
+        assert failure.type == "WrongMachine"
+    assert not list(lab.folder.rglob("evil"))
+
+
+async def test_an_archive_arrives(lab: Lab) -> None:
+    """The working directory that was uploaded is unpacked for each task; one with another hash is not."""
+    config = lab.config()
+    store = open_store(lab.bucket_url)
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as tar:
+        info = tarfile.TarInfo("run.sh")
+        info.size, info.mode = 25, 0o755
+        tar.addfile(info, io.BytesIO(b"#!/bin/sh\necho packed $1\n"))
+    packed = gzip.compress(body.getvalue())
+    sha256 = hashlib.sha256(packed).hexdigest()
+    store.put(archive_key(sha256), packed)
+    launch = description(lab.region, config, "./run.sh a", "./run.sh b", workdir=sha256)
+    swapped = description(lab.region, config, "true", workdir="0" * 64)
+    store.put(archive_key("0" * 64), packed)
+    lab.write(launch)
+    lab.write(swapped)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+        assert [e.exit_code for e in outcome.exits] == [0, 0]
+        assert [lab.folder_of(launch, config, task=n).output.read_text() for n in (0, 1)] == [
+            "packed a\n",
+            "packed b\n",
+        ]
+        failure = await (await lab.run(swapped, config.machine)).failure()
+        assert failure.type == "DamagedArchive" and sha256 in str(failure)
+
+
+async def test_a_launch_description_that_was_changed_is_refused(lab: Lab, tmp_path: Path) -> None:
+    """Who can write to the bucket runs nothing: a description that the scheduler did not write starts no task."""
+    config = lab.config()
+    launch = description(lab.region, config, f"touch {tmp_path}/good")
+    changed = description(lab.region, config, f"touch {tmp_path}/evil", workload_id=launch.workload_id)
+    good = hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+    lab.write(changed)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, sha256=good)).failure()
+        assert (failure.type, failure.non_retryable) == ("ChangedLaunch", True)
+        lab.write(launch)
+        await (await lab.run(launch, config.machine, sha256=good)).result(NodeOutcome)
+        other = hashlib.sha256(changed.model_dump_json().encode()).hexdigest()
+        failure = await (await lab.run(launch, config.machine, sha256=other)).failure()
+        assert failure.type == "ChangedLaunch", "what was fetched before is compared, too"
+    assert (tmp_path / "good").exists() and not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("harm", ["no bucket", "no archive", "two files of one path", "a file in the folder's place"])
+async def test_whom_a_launch_that_fails_blames(lab: Lab, harm: str) -> None:
+    """Each failure crosses over to the workflow as a type of the closed list, which says whom it blames."""
+    config = lab.config()
+    launch = description(
+        lab.region,
+        config,
+        "true",
+        workdir="1" * 64 if harm == "no archive" else None,
+        files={"d": "a file", "d/e": "and below it"} if harm == "two files of one path" else {},
+    )
+    lab.write(launch)
+    if harm == "no bucket":
+        (lab.folder / "bucket").rename(lab.folder / "away")
+    async with lab.agent(config):
+        if harm == "a file in the folder's place":
+            folder = StateFolder(config.state_dir).path / "runs" / f"{launch.workload_id}.1"
+            folder.mkdir()
+            (folder / "main.0").write_text("not a folder")
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    wanted = {
+        "no bucket": Blame.NOBODY,
+        "no archive": Blame.NOBODY,
+        "two files of one path": Blame.WORKLOAD,
+        "a file in the folder's place": Blame.MACHINE,
+    }
+    assert failure.type in list(LaunchError)
+    assert verdict(failure.type).blame is wanted[harm], failure

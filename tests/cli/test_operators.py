@@ -1,0 +1,142 @@
+"""What operators do with the command: the fleet, tenants and keys, tables, quotas, against the real API."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.db import integrity
+from infra.db.session import transaction
+from mizzen.cli.app import run
+from tests.cli.service import Capture, Service
+
+
+def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture) -> None:
+    """Cordon and drain show in the list with their reason, and are taken back."""
+    assert run(["machines", "cordon", "north/alpha/m1", "--reason", "fan"]) == 0
+    assert run(["machines", "list", "--region", "north", "-o", "json"]) == 0
+    assert run(["machines", "drain", "north/alpha/m1"]) == 0
+    assert run(["machines"]) == run(["machines", "--region", "north"]) == 0
+    out = capsys.readouterr().out
+    assert '"note": "fan"' in out and "draining" in out and "cordoned_by_operator" in out
+    assert run(["machines", "undrain", "north/alpha/m1"]) == run(["machines", "uncordon", "north/alpha/m1"]) == 0
+    assert run(["machines", "cordon", "north/alpha/m9", "nonsense"]) == 3
+    assert run(["regions"]) == run(["clusters", "--region", "north"]) == 0
+    assert "a100 0/8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["east", "a/b", "a/b/c/d", "a//c", ""])
+def test_what_is_no_machine_says_what_one_is(as_operator: Service, capsys: Capture, name: str) -> None:
+    """A region's name where a machine's should be is answered by what a machine's name looks like."""
+    assert run(["machines", "cordon", name]) == 3
+    err = capsys.readouterr().err
+    assert "region/cluster/machine" in err and "openapi" not in err
+
+
+def test_operators_keep_tenants_keys_and_secrets(
+    as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting part of a tenant keeps the rest; a key is shown once; a secret's value never."""
+    assert run(["tenants", "set", "new"]) == 2
+    assert run(["tenants", "set", "new", "--level", "4", "--gpus", "a100=4", "--cpus", "16"]) == 0
+    assert run(["tenants", "set", "new", "--gpus", "h100=2", "--cpus", "none"]) == 0
+    capsys.readouterr()
+    assert run(["tenants", "list", "-o", "json"]) == 0
+    [new] = [t for t in json.loads(capsys.readouterr().out) if t["name"] == "new"]
+    assert (new["level"], new["quota"]) == (4, {"gpus": {"a100": 4, "h100": 2}, "cpus": None})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("s3cret\n"))
+    assert run(["tenants", "secrets", "set", "new", "token"]) == 0
+    assert run(["tenants", "secrets", "list", "new"]) == 0
+    out, err = capsys.readouterr()
+    assert "token" in out and "s3cret" not in out + err
+    assert run(["tenants", "secrets", "rm", "new", "token"]) == 0
+    capsys.readouterr()
+    assert run(["keys", "create", "--role", "submitter", "--tenant", "new", "--label", "ci"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert key.startswith("mzn_")
+    assert run(["keys", "list"]) == 0
+    out = capsys.readouterr().out
+    [row] = [line for line in out.splitlines() if " ci " in line]
+    assert key not in out
+    assert run(["tenants", "rm", "new"]) == 5
+    assert run(["keys", "revoke", row.split()[0]]) == run(["tenants", "rm", "new"]) == 0
+    capsys.readouterr()
+    assert run(["audit", "-o", "json"]) == 0
+    done = [e["action"] for e in json.loads(capsys.readouterr().out) if e["action"] != "request.refused"]
+    assert done[:2] == ["tenant.delete", "key.revoke"]
+
+
+def test_a_quota_for_an_unknown_gpu_type_is_set_with_a_warning(as_operator: Service, capsys: Capture) -> None:
+    """A type that no machine has may come later, or be a typing error: the types that there are are named."""
+    assert run(["tenants", "set", "typo", "--level", "4", "--gpus", "a1000=4", "--gpus", "a100=1"]) == 0
+    err = capsys.readouterr().err
+    assert err == "mizzen: no machine has GPUs of type 'a1000'; the fleet has a100\n"
+    assert run(["tenants", "set", "typo", "--level", "4", "--gpus", "a1000=0"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_keys_that_expire_warn_before(as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key made with `--expires` is listed with its time, and every command that uses it warns."""
+    assert run(["keys", "create", "--role", "viewer", "--label", "brief", "--expires", "2h"]) == 0
+    out, err = capsys.readouterr()
+    assert "it expires at " in err
+    assert run(["keys"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if " brief " in line]
+    assert "in 1h 59m" in row
+    monkeypatch.setenv("MIZZEN_API_KEY", out.strip())
+    assert run(["ls", "-n", "1"]) == 0
+    assert "mizzen: the API key expires in 1h 59m, at " in capsys.readouterr().err
+    assert run(["keys", "create", "--role", "viewer", "--expires", "soon"]) == 2
+
+
+def _damaged(service: Service, table: str) -> None:
+    """As the verification of the region would find it."""
+    with transaction(service.engine) as session:
+        integrity.found_wrong(session, table, "all", "north", f"tables/{table}/a is missing, expected 2048 bytes")
+
+
+def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Capture) -> None:
+    """A table is what lies in its home region's bucket; without objects there it is refused."""
+    assert run(["tables", "add", "empty", "--home-region", "north"]) == 2
+    (as_operator.folder / "tables/words").mkdir(parents=True)
+    (as_operator.folder / "tables/words/a").write_bytes(b"x" * 2048)
+    assert run(["tables", "add", "words", "--home-region", "north"]) == 0
+    assert run(["tables", "replicate", "words", "north"]) == 0
+    capsys.readouterr()
+    assert run(["tables", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["words", "2.0", "KiB", "north", "north"] in rows
+    assert run(["tables", "verify", "nothing"]) == run(["tables", "verify", "words", "--region", "south"]) == 3
+    assert run(["tables", "verify", "--no-wait"]) == 0
+    assert run(["tables", "verify", "words", "--region", "north", "--no-wait"]) == 0
+    _damaged(as_operator, "words")
+    capsys.readouterr()
+    assert run(["tables", "verify", "words"]) == 1
+    shown = capsys.readouterr()
+    assert "north (wrong for" in shown.out and "words/a is missing" in shown.out
+    assert shown.err == "found wrong: words in north\n"
+    assert run(["tables", "drop-replica", "words", "north", "--grace", "1h"]) == 5, "its home"
+    assert run(["tables", "drop-replica", "words", "south"]) == 3
+    assert run(["tables", "drop-replica", "words", "south", "--grace", "soon"]) == 2
+    assert run(["tables", "rm", "words"]) == 2, "nobody can be asked"
+    assert run(["tables", "list", "-o", "name"]) == 0 and "words" in capsys.readouterr().out
+    assert run(["tables", "rm", "words", "--yes"]) == 0 and run(["tables", "rm", "words", "--yes"]) == 3
+    err = capsys.readouterr().err
+    assert "mizzen: there is no table 'words'\n" in err and "no such thing" not in err
+
+
+def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_path: Path, capsys: Capture) -> None:
+    """To a file or stdout; `mizzen simulate --from-live` reads it."""
+    assert run(["export"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"machines", "tenants", "workloads", "taken_at"} <= set(shown)
+    path = tmp_path / "live.json"
+    assert run(["export", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(path.read_text())["tenants"] == shown["tenants"]
+    with pytest.raises(SystemExit) as left:
+        run(["simulate", "--from-live", str(path), "--json", str(tmp_path / "out.json"), "--until", "1h"])
+    assert left.value.code == 0
+    assert json.loads((tmp_path / "out.json").read_text())["run"]["fit_nowhere"] is not None
