@@ -15,6 +15,7 @@ from activities.bids import Asked, asked, region_bid, region_bids
 from activities.dry_run import dry_run
 from activities.held import Held
 from activities.order import Order, batch, put_batch
+from activities.pace import Share
 from activities.placing import closed_to, entries, with_bids
 from activities.silence import Listening
 from activities.waiting import explain
@@ -32,6 +33,8 @@ from infra.db.session import transaction
 
 _TRIES = 3
 """How often a workload's plan may turn out stale before the next tick tries it again."""
+_LONGEST_REST_S = 1.0
+"""Between two passes, for the sake of their share of the time."""
 _PUBLISHING_SHARE = 0.1
 """A long queue is published no oftener than that it takes this part of the time."""
 
@@ -50,6 +53,7 @@ class AuctionActivities:
         """The newest scan's, if this process made it."""
         self._publish_from_s = 0.0
         """On the monotonic clock."""
+        self._share = Share(self._settings.pass_share, _LONGEST_REST_S)
         self._counters: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------------------ scans
@@ -57,6 +61,11 @@ class AuctionActivities:
     @activity.defn(name=Activity.SCAN.value)
     def scan(self, _: None = None) -> ScanTicket:
         """One GMS scan pass over all pending workloads."""
+        self._share.begin()
+        with self._share.spending():
+            return self._scan()
+
+    def _scan(self) -> ScanTicket:
         with transaction(self._engine) as session:
             number = int(session.execute(text("select nextval('scan_number')")).scalar_one())
         with self._held.current() as held:
@@ -108,6 +117,10 @@ class AuctionActivities:
         state), so the result is that of placing one workload at a time. Regions of this very process, and those whose
         bids were lost, bid here in the first place.
         """
+        with self._share.spending():
+            return self._award(request)
+
+    def _award(self, request: AwardRequest) -> AwardResult:
         order = self._order if self._order is not None and self._order.number == request.scan else None
         result = self._settle(order, request)
         self._listening.publish()

@@ -32,6 +32,8 @@ _BATCH = 200
 _AT_ONCE = 16
 _POLL_S = 2.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
+_IN_VAIN_S = 0.03
+"""After being told of mail and finding none due: while the scheduler's wakes rest, each change tells of one more."""
 _REST_S = 1.0
 _SCHEDULER = SchedulerSettings()
 _LONGEST_REST_S = 60.0
@@ -90,10 +92,14 @@ class Dispatcher:
         listener = asyncio.create_task(self._listen())
         try:
             while True:
+                told = self._due.is_set()
                 self._due.clear()
                 try:
-                    while await self._deliver_batch():
-                        pass
+                    found = await self._deliver_batch()
+                    if told and not found:
+                        await asyncio.sleep(_IN_VAIN_S)
+                    while found == _BATCH:
+                        found = await self._deliver_batch()
                 except Exception as error:
                     _log.warning("outbox: %s; trying again", error)
                     await asyncio.sleep(0.5)
@@ -120,8 +126,8 @@ class Dispatcher:
             except psycopg.Error:
                 await asyncio.sleep(1.0)
 
-    async def _deliver_batch(self) -> bool:
-        """Delivers what is due; whether there may be more at once."""
+    async def _deliver_batch(self) -> int:
+        """Delivers what is due, `_BATCH` at most; how many there were."""
         now_s = time.monotonic()
         self._alive()
         if (wake := self._resting.get("wake")) is not None and wake.until_s <= now_s and wake.length_s < _REST_S:
@@ -151,7 +157,7 @@ class Dispatcher:
         await in_thread(self._mark, done)
         for receiver, failure in zip(by_receiver, results, strict=True):
             self._note(receiver, failure)
-        return len(rows) == _BATCH
+        return len(rows)
 
     def _note(self, receiver: str, failure: BaseException | None) -> None:
         """Lets a receiver rest that refused its mail.
@@ -174,7 +180,7 @@ class Dispatcher:
 
     def _claim(self, resting: list[str]) -> list[_Row]:
         """Due rows, oldest first. Not locked while they are delivered: no transaction lasts over a network call."""
-        with transaction(self._engine) as session:
+        with transaction(self._engine, isolation="AUTOCOMMIT") as session:
             due = select(Outbox, _RECEIVER).where(Outbox.delivered_at.is_(None))
             if resting:
                 due = due.where(_RECEIVER.not_in(resting))
@@ -183,7 +189,7 @@ class Dispatcher:
 
     def _mark(self, done: list[int]) -> None:
         if done:
-            with transaction(self._engine) as session:
+            with transaction(self._engine, isolation="AUTOCOMMIT") as session:
                 session.execute(update(Outbox).where(Outbox.id.in_(done)).values(delivered_at=func.now()))
 
     async def _wake(self) -> None:

@@ -1,4 +1,8 @@
-"""Rate limiting: bursts at a minimum interval, then a steady rate."""
+"""Rate limiting: bursts at a minimum interval, then a steady rate; and work that may use a share of the time."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from domain.token_bucket import TokenBucket
 
@@ -18,3 +22,39 @@ class Pace:
         self._bucket.wait_s(now_s)
         self._bucket.tokens = max(0.0, self._bucket.tokens - 1)
         return now_s + max(self._interval_s, self._bucket.wait_s(now_s))
+
+
+class Share:
+    """Keeps rounds of work within a share of the time: after one that took long, the next one waits."""
+
+    def __init__(
+        self,
+        share: float,
+        longest_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`share` of 1 never waits; nothing waits for longer than `longest_s`."""
+        self._rest_per_s = 1.0 / share - 1.0
+        self._longest_s = longest_s
+        self._clock, self._sleep = clock, sleep
+        self._spent_s = 0.0
+        self._ended_s = 0.0
+
+    def begin(self) -> None:
+        """Waits until a new round may begin."""
+        rest_s = min(self._spent_s * self._rest_per_s, self._longest_s)
+        wait_s = self._ended_s + rest_s - self._clock()
+        if wait_s > 0:
+            self._sleep(wait_s)
+        self._spent_s = 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """What is done meanwhile is work of the present round."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._ended_s = self._clock()
+            self._spent_s += self._ended_s - began_s

@@ -46,8 +46,6 @@ from infra.temporal_client import connect
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
 _THREADS = 32
-_UNTESTED_S = 0.25
-"""Connections to Postgres that were used so lately are used again untested: activities and loops try again."""
 _RUNNER = UnsandboxedWorkflowRunner()
 """A sandbox loads every module anew for every workflow, which is half the work of a short one. It finds mistakes of
 ours, and the tests run all workflows in one."""
@@ -150,7 +148,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     application = f"mizzen worker {' '.join(roles)}"
-    engine = open_engine(settings.database, pool_size=16, application=application, untested_s=_UNTESTED_S)
+    engine = open_engine(settings.database, pool_size=16, application=application)
     await asyncio.to_thread(upgrade, engine)
     if "control" in roles:
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)

@@ -8,8 +8,9 @@ import asyncio
 import itertools
 import logging
 
-from temporalio.client import Client, ScheduleAlreadyRunningError
+from temporalio.client import Client, ScheduleAlreadyRunningError, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.night_schedule import night_schedule
 from domain import ids
@@ -39,11 +40,10 @@ async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
         return
 
 
-async def _start(client: Client) -> list[str | None]:
-    """Starts the workflows that do not run; the ids of their runs."""
-    runs = []
+async def _start(client: Client) -> None:
+    """Starts the workflows that do not run."""
     for name, (id_, summary) in SINGLETONS.items():
-        handle = await client.start_workflow(
+        await client.start_workflow(
             name,
             id=id_,
             task_queue=ids.CONTROL_QUEUE,
@@ -51,7 +51,20 @@ async def _start(client: Client) -> list[str | None]:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             static_summary=summary,
         )
-        runs.append(handle.result_run_id)
+
+
+async def _runs(client: Client) -> list[str | None]:
+    """The ids of the workflows' runs; None: it does not run. Reads only: where all is well it is asked for ever."""
+    runs: list[str | None] = []
+    for id_, _ in SINGLETONS.values():
+        try:
+            found = await client.get_workflow_handle(id_).describe()
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            runs.append(None)
+        else:
+            runs.append(found.run_id if found.status == WorkflowExecutionStatus.RUNNING else None)
     return runs
 
 
@@ -66,10 +79,9 @@ async def keep_singletons(client: Client, nightly: NightlySettings, interval_s: 
         try:
             if number % _ALL_EVERY == 0:
                 known = []
-            runs = await _start(client) if known else []
-            if not known or runs != known:
+            if not known or None in known or await _runs(client) != known:
                 await assert_singletons(client, nightly)
-                known = await _start(client)
+                known = await _runs(client)
         except Exception as error:  # Temporal is away, or has no namespace yet: tried again
             _log.warning("Temporal's singletons: %s; trying again", error)
         await asyncio.sleep(interval_s)

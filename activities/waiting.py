@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Engine, select, text
 
@@ -24,12 +25,18 @@ def explain(engine: Engine, waiting: Mapping[str, Sequence[Reason]]) -> None:
     """Publishes why workloads wait, each with its reasons in order; those that wait no more get none."""
     if not waiting:
         return
-    bodies = {workload: {"reasons": [r.to_json() for r in reasons]} for workload, reasons in waiting.items()}
     with transaction(engine) as session:
-        known = dict(
-            session.execute(select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_(sorted(bodies)))).all()
-        )
-        new = {workload: body for workload, body in bodies.items() if known.get(workload) != body}
+        written = select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_(sorted(waiting)))
+        known = {workload: body["reasons"] for workload, body in session.execute(written)}
+        # Most are as they were: sentences are made for the others only.
+        new = {w: reasons for w, reasons in waiting.items() if not _says(known.get(w), reasons)}
         if new:
-            texts = [json.dumps(body) for body in new.values()]
+            texts = [json.dumps({"reasons": [r.to_json() for r in reasons]}) for reasons in new.values()]
             session.execute(_WRITE, {"ids": list(new), "phases": sorted(QUEUED_PHASES), "bodies": texts})
+
+
+def _says(written: list[dict[str, Any]] | None, reasons: Sequence[Reason]) -> bool:
+    """Whether these reasons are written already, with their numbers."""
+    return written is not None and [(w["code"], w["detail"]) for w in written] == [
+        (reason.code.value, reason.detail) for reason in reasons
+    ]

@@ -51,8 +51,8 @@ class AgentConfig(BaseModel):
     tenant_uids: tuple[int, int] | None = None
     """First user id and how many: tasks of the tenant with number n run as first + n, which nobody else has. None: they
     run as `run_as`, or as the agent. Needs an agent that runs as root."""
-    heartbeat_interval_s: float = Field(1.0, gt=0)
-    """Of a node whose tasks run."""
+    heartbeat_interval_s: float = Field(5.0, gt=0)
+    """Of a node whose tasks run, with their progress; each one costs the Temporal server a write."""
     attend_interval_s: float = Field(5.0, gt=0)
     """Of an idle machine; more often where the heartbeat timeout asks for it."""
     poll_interval_s: float = Field(0.25, ge=0.05)

@@ -32,7 +32,7 @@ _STUCK_AFTER_S = 30.0
 _FIRST_SIGN_S = 120.0
 """An agent may need so long from its start to its first sign of life."""
 _HELD_UP_S = 2.0
-_POLL_S = 0.1
+_POLL_S = 0.25
 _log = logging.getLogger(__name__)
 
 

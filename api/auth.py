@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, Row, bindparam, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,10 @@ from infra.keys import hash_api_key
 
 _CALLER = "mizzen.caller"
 _FAILURE = "mizzen.login-failure"
+_KEY = select(
+    ApiKey.id, ApiKey.role, ApiKey.tenant, ApiKey.label, ApiKey.revoked_at, ApiKey.expires_at,
+    func.clock_timestamp().label("now"),
+).where(ApiKey.sha256 == bindparam("sha256"))  # fmt: skip
 _NO_KEY = "send an API key: Authorization: Bearer mzn_..."
 EXPIRY_HEADER = "mizzen-key-expires"
 """On answers to a key that expires soon: when."""
@@ -93,15 +97,12 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
         raise LoginFailed("no key", _NO_KEY)
     if scheme.lower() != "bearer" or not key:
         raise LoginFailed("no bearer token", "the Authorization header must have the form: Bearer mzn_...")
-    with transaction(engine) as session:
-        found = session.execute(
-            select(ApiKey, func.clock_timestamp()).where(ApiKey.sha256 == hash_api_key(key))
-        ).first()
-    row, now = found if found is not None else (None, None)
+    with transaction(engine, isolation="AUTOCOMMIT") as session:
+        row = session.execute(_KEY, {"sha256": hash_api_key(key)}).first()
     if row is None or row.revoked_at is not None:
         why = "unknown key" if row is None else "revoked key"
         raise LoginFailed(why, "the API key is not known, or was revoked", row, is_token=True)
-    if row.expires_at is not None and now is not None and row.expires_at <= now:
+    if row.expires_at is not None and row.expires_at <= row.now:
         detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; ask for another one"
         raise LoginFailed("expired key", detail, row, is_token=True)
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at)
@@ -110,7 +111,7 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
 class LoginFailed(Problem):
     """401, with what the audit list says of it: never the key that was given."""
 
-    def __init__(self, why: str, detail: str, row: ApiKey | None = None, *, is_token: bool = False) -> None:
+    def __init__(self, why: str, detail: str, row: Row[Any] | None = None, *, is_token: bool = False) -> None:
         challenge = f'{_CHALLENGE}, error="invalid_token"' if is_token else _CHALLENGE
         super().__init__(Kind.UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
         self.why = why

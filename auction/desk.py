@@ -15,7 +15,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
-from rms.refusal import no_hardware
+from rms.refusal import needs, no_hardware
 from rms.region import Region
 from rms.reserve import Reservation, kept, reserve
 
@@ -126,5 +126,5 @@ class Desk:
         return nullcontext()
 
     def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
-        detail = {"region": self.region.name, "job": job.name, "smaller": known.workload}
+        detail = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
         return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail),)

@@ -137,6 +137,8 @@ class SchedulerSettings(_Section):
     much, and costs less CPU while many changes come one by one."""
     wakes_per_s: float = Field(2.5, gt=0)
     """Such passes while changes never stop; ten more at once after a quiet time."""
+    pass_share: float = Field(0.15, gt=0, le=1)
+    """The part of its process's time that passes may use: after one that took long the next waits, a second at most."""
     w_age: float = Field(1.0 / 3600, ge=0)
     """Credit per second of waiting (expression 10)."""
     age_cap_s: float = Field(7 * 86400.0, ge=0)
@@ -205,7 +207,7 @@ class ReconcileSettings(_Section):
     """How long a workflow must disagree with Postgres, unchanged, before it is repaired: listings lag."""
     sweep_s: float = Field(600.0, gt=0)
     """All workflows are listed at least this often, also where their count gives no reason."""
-    singletons_s: float = Field(5.0, gt=0)
+    singletons_s: float = Field(10.0, gt=0)
     """How often the workflows, schedules and search attributes of the installation are asserted."""
 
 
@@ -331,7 +333,7 @@ class TetrisSettings(_Section):
 class LivenessSettings(_Section):
     """How `mizzen up` finds parts of its stack that run and do nothing."""
 
-    interval_s: float = Field(5.0, gt=0)
+    interval_s: float = Field(10.0, gt=0)
     """How often each part is asked."""
     timeout_s: float = Field(5.0, gt=0)
     """How long an answer may take."""

@@ -9,7 +9,6 @@ from domain.scheduling import JobRequest, PlacementRequest
 class Refused:
     """A job for which a region had no room, all by itself and with everybody gone whom its workload may evict."""
 
-    workload: str
     job: JobRequest
     rank: int
     may_not_evict: frozenset[str]
@@ -62,7 +61,7 @@ class NegativeCache:
 
     def add(self, request: PlacementRequest, job: JobRequest, *, bound: bool = False) -> None:
         """A job that has no room by itself."""
-        new = Refused(request.workload, job, request.rank, request.may_not_evict, bound)
+        new = Refused(job, request.rank, request.may_not_evict, bound)
         known = self._frontier.setdefault(frozenset(job.gpu_types), [])
         if not any(old.is_no_more_than(new) for old in known):
             known[:] = [old for old in known if not new.is_no_more_than(old)]

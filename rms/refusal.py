@@ -12,9 +12,10 @@ def needs(job: JobRequest) -> str:
     """What the job asks for, in words."""
     parts = []
     if job.gpus_per_task:
-        parts.append(f"{job.gpus_per_task} GPUs of type {' or '.join(job.gpu_types) or 'none'}")
+        gpus = "1 GPU" if job.gpus_per_task == 1 else f"{job.gpus_per_task} GPUs"
+        parts.append(f"{gpus} of type {' or '.join(job.gpu_types) or 'none'}")
     if job.cpus_milli_per_task:
-        parts.append(f"{job.cpus_milli_per_task / 1000:g} CPUs")
+        parts.append("1 CPU" if job.cpus_milli_per_task == 1000 else f"{job.cpus_milli_per_task / 1000:g} CPUs")
     if job.memory_bytes_per_task:
         parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"

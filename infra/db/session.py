@@ -1,6 +1,8 @@
 """Engines and transactions. Sessions are short: never open across a network call."""
 
 import asyncio
+import math
+import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from infra.errors import ConfigurationError
 
+_IDLE_S = 5.0
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -34,13 +37,11 @@ def sqlalchemy_url(database_url: str) -> str:
     return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
-def open_engine(
-    database_url: str, *, pool_size: int = 8, application: str = "mizzen", untested_s: float = 0.0
-) -> Engine:
+def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mizzen") -> Engine:
     """An engine that tests connections before use, so that a restart of Postgres costs one retry, not an error.
 
-    A connection that was used within the last `untested_s` seconds is not tested, because a test costs as much as a
-    short statement. Only callers that retry should set it.
+    A statement is the test of a connection that has not been used for `_IDLE_S`. Others are only looked at: a server
+    that ends, or ends a connection, closes it.
 
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.
@@ -53,7 +54,7 @@ def open_engine(
         connect_args={"application_name": application, "connect_timeout": 5},
     )
     event.listen(engine, "checkin", _note_use)
-    event.listen(engine, "checkout", partial(_test_idle, engine, untested_s))
+    event.listen(engine, "checkout", partial(_test, engine))
     return engine
 
 
@@ -61,13 +62,13 @@ def _note_use(_: Any, record: ConnectionPoolEntry) -> None:
     record.info["used_s"] = time.monotonic()
 
 
-def _test_idle(engine: Engine, untested_s: float, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
-    """As `pool_pre_ping`, but not for connections that were used within `untested_s`.
+def _test(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
+    """As `pool_pre_ping`, but without a statement for connections that were used lately.
 
     Raises:
         InvalidatePoolError: the connection is gone; the pool opens others.
     """
-    if time.monotonic() - record.info.get("used_s", 0.0) < untested_s:
+    if time.monotonic() - record.info.get("used_s", -math.inf) < _IDLE_S and not _has_said_something(connection):
         return
     try:
         engine.dialect.do_ping(connection)
@@ -75,11 +76,19 @@ def _test_idle(engine: Engine, untested_s: float, connection: Any, record: Conne
         raise InvalidatePoolError from error
 
 
+def _has_said_something(connection: Any) -> bool:
+    """Whether something unasked for can be read from a connection's server: an end, or a notice of one."""
+    poller = select.poll()
+    poller.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 @contextmanager
 def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Session]:
     """A session in one transaction: committed at the end of the block, rolled back on an exception.
 
-    `isolation` is Postgres's name of a level (`REPEATABLE READ` for a snapshot); None is READ COMMITTED.
+    `isolation` is Postgres's name of a level (`REPEATABLE READ` for a snapshot); None is READ COMMITTED. `AUTOCOMMIT`
+    is for one statement: it saves the round trips that begin and commit.
     """
     with engine.connect() as connection:
         if isolation is not None:

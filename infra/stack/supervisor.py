@@ -153,9 +153,7 @@ class Supervisor:
         failures, started = 0, time.monotonic()
         while not self._stopping:
             assert child.process is not None
-            if child.process.poll() is None:
-                await asyncio.sleep(0.1)
-                continue
+            await ended(child.process)
             failures = 0 if time.monotonic() - started > _STEADY_S else failures
             pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             why = child.killed_because or f"it ended with {child.process.returncode}"
@@ -193,6 +191,25 @@ class Supervisor:
             if child.ear is not None:
                 child.ear.close()
         self.children.clear()
+
+
+async def ended(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of a child of this process, by the kernel's word: asking again and again costs CPU."""
+    if process.poll() is not None:
+        return
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # somebody else has asked for its status since
+        return
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    loop.add_reader(descriptor, told.set)
+    try:
+        await told.wait()
+        process.poll()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def stop_process(child: Child) -> None:

@@ -97,7 +97,7 @@ def new_world(postgres_url: str, template_database: str, tmp_path: Path) -> Iter
             connection.execute(f"drop database {name} with (force)")  # type: ignore[call-overload]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Temporal dev server, run as the embedded stack runs it."""
     settings = TemporalSettings(port=free_port(), ui_port=free_port())

@@ -157,6 +157,30 @@ def test_reasons_are_written_only_when_they_change(world: World) -> None:
     assert world.reasons(workload) == [] and world.workload(workload).region == "r"
 
 
+def test_reasons_name_nobody_elses_workload(world: World) -> None:
+    """Whoever asks for no less than one that was refused is told what had no room, not whose it was: a workload ahead
+    of it may be another tenant's, and its end is no reason to write all others' anew.
+    """
+    world.region("r")
+    world.machine("r/c/m", gpus=2)
+    world.submit(job(gpus=2))
+    world.tick()
+    ahead, behind = world.submit(job(gpus=1)), world.submit(job(gpus=2))
+    world.tick()
+    told = world.reasons(behind)
+    assert world.waiting(behind) == ["refused_like r"] and ahead not in str(told)
+    assert "1 GPU of type a100" in told[0]["sentence"]
+    world.change(ahead, Phase.CANCELLED)
+    following = world.submit(job(gpus=1))
+    world.alter(Workload, following, submitted_at=text("now() - interval '1 hours'"))
+    with world.session() as session:
+        before = session.scalar(text("select xmin::text from waiting where workload = :id"), {"id": behind})
+    world.tick()
+    with world.session() as session:
+        after = session.scalar(text("select xmin::text from waiting where workload = :id"), {"id": behind})
+    assert after == before and world.waiting(following) == ["insufficient_capacity r"]
+
+
 def test_a_workload_that_ended_meanwhile_gets_no_reasons(world: World) -> None:
     """Who was cancelled, or is gone, between bid and award neither waits nor stops the others."""
     world.region("r")

@@ -56,7 +56,7 @@ async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, cli
     for n in range(10):
         for name in names:
             _mail(town, name, MailKind.PREEMPT, n, by="ada")
-    assert not await dispatcher._deliver_batch()
+    assert await dispatcher._deliver_batch() >= 30
     for name in names:
         found = await told_workload(client, name)
         assert (found.state["workload_id"], found.state["attempt"], found.state["placed"]) == (name, 0, False)

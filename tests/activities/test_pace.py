@@ -2,7 +2,9 @@
 
 import itertools
 
-from activities.pace import BURST, Pace
+import pytest
+
+from activities.pace import BURST, Pace, Share
 
 
 def _taken(pace: Pace, until_s: float) -> list[float]:
@@ -28,3 +30,46 @@ def test_what_is_rare_never_waits_longer_than_the_interval() -> None:
     pace = Pace(0.1, 2.0)
     for second in range(100):
         assert abs(pace.take(float(second)) - second - 0.1) < 1e-6
+
+
+class _Time:
+    """A clock that goes on when somebody works or sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s, self.slept_s = 1000.0, 0.0
+
+    def sleep(self, wait_s: float) -> None:
+        self.now_s += wait_s
+        self.slept_s += wait_s
+
+
+@pytest.mark.parametrize("parts", [1, 20])
+def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
+    """However many pieces a round has; a pause between rounds counts as rest."""
+    clock = _Time()
+    share = Share(0.25, 10.0, lambda: clock.now_s, clock.sleep)
+    began_s = clock.now_s
+    for _ in range(100):
+        share.begin()
+        for _ in range(parts):
+            with share.spending():
+                clock.now_s += 0.2 / parts
+    assert abs((clock.now_s - began_s) - (100 * 0.2 / 0.25 - 0.6)) < 1e-6
+    slept_s = clock.slept_s
+    clock.now_s += 0.6
+    share.begin()
+    assert abs(clock.slept_s - slept_s) < 1e-6
+
+
+def test_no_round_waits_for_longer_than_it_may() -> None:
+    """One that took a minute, or failed, costs the next one a second; a whole share costs nothing."""
+    clock = _Time()
+    for part, rest_s in ((0.1, 1.0), (1.0, 0.0)):
+        share = Share(part, 1.0, lambda: clock.now_s, clock.sleep)
+        slept_s = clock.slept_s
+        share.begin()
+        with pytest.raises(ValueError, match="failed"), share.spending():
+            clock.now_s += 60.0
+            raise ValueError("failed")
+        share.begin()
+        assert abs(clock.slept_s - slept_s - rest_s) < 1e-9

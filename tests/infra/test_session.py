@@ -1,0 +1,53 @@
+"""Connections to Postgres: one that its server ended is never handed out, and a good one costs no test."""
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from infra.db import session
+from infra.db.session import transaction
+
+
+def _backend(engine: Engine) -> int:
+    with transaction(engine) as opened:
+        return int(opened.execute(text("select pg_backend_pid()")).scalar_one())
+
+
+def _status(opened: Session) -> TransactionStatus:
+    connection = opened.connection().connection.dbapi_connection
+    assert connection is not None
+    return TransactionStatus(connection.info.transaction_status)  # type: ignore[attr-defined]
+
+
+def test_a_connection_that_was_ended_is_replaced(database_url: str, database: Engine) -> None:
+    """However lately it was used: statements go to another one, without an error."""
+    before = _backend(database)
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (before,))
+        assert _backend(database) != before
+
+
+@pytest.mark.parametrize("idle_s, tests", [(5.0, 0), (0.0, 3)])
+def test_one_that_was_used_lately_is_not_asked(
+    database: Engine, monkeypatch: pytest.MonkeyPatch, idle_s: float, tests: int
+) -> None:
+    """A statement tests a connection only after a while without use."""
+    monkeypatch.setattr(session, "_IDLE_S", idle_s)
+    _backend(database)
+    asked: list[object] = []
+    monkeypatch.setattr(database.dialect, "do_ping", lambda connection: asked.append(connection) or True)
+    for _ in range(3):
+        _backend(database)
+    assert len(asked) == tests
+
+
+def test_one_statement_needs_no_transaction(database: Engine) -> None:
+    """`AUTOCOMMIT` sends neither a begin nor a commit, holds for one use, and its statement stays."""
+    with transaction(database, isolation="AUTOCOMMIT") as opened:
+        opened.execute(text("create table kept (n int)"))
+        assert _status(opened) == TransactionStatus.IDLE
+    with transaction(database) as opened:
+        assert opened.execute(text("select count(*) from kept")).scalar_one() == 0
+        assert _status(opened) == TransactionStatus.INTRANS
