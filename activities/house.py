@@ -1,36 +1,22 @@
-"""Housekeeping: progress out of heartbeats, hung gangs, and what was kept long enough."""
+"""Housekeeping: deletes what was kept long enough."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
-from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
-from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.archives import forget_archives
-from activities.expiry import expire_pending
 from activities.nights import forget_nights
-from activities.workloads import record_checkpoint, set_progress
 from domain import ids
-from domain.phases import Phase
-from domain.protocol import Activity, MailKind, NodeHeartbeat
-from domain.reasons import Reason, ReasonCode
-from domain.reported import TaskProgress
-from domain.spec import WorkloadSpec
+from domain.protocol import Activity, NodeHeartbeat
 from infra.config import Settings
-from infra.db import changes, events, outbox
+from infra.db import changes
 from infra.db.logs import Audit, Event, Outbox, UsageRun
-from infra.db.models import Attempt, Region, Workload
-from infra.db.session import in_thread, transaction
+from infra.db.models import Region, Workload
+from infra.db.session import transaction
 from mizzen.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
@@ -45,89 +31,14 @@ _KEEP_CHANGES_S = 3600.0
 class HouseActivities:
     """Effects of the housekeeping workflow."""
 
-    def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
-        self._client = client
-        self._collected = ""
-        """The workload that was read last."""
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Has workloads end that have waited for longer than they allow, and reads the progress of running ones from
-        their nodes' heartbeats; returns the seconds to rest.
-
-        Progress of `collect_at_most` workloads, in the order of their ids: the next round goes on where this one ended.
-        """
-        await in_thread(partial(expire_pending, self._engine))
-        attempts = dict(await in_thread(self._placed))
-
-        async def one(workload: str) -> None:
-            found = await self._describe(ids.workload_workflow_id(workload))
-            beats = _heartbeats(found.pending_activities) if found is not None else []
-            progress = [p for beat in beats for p in beat.progress]
-            if progress:
-                await in_thread(self._take, workload, attempts[workload], progress)
-
-        await _for_each(attempts, one)
-        return self._settings.lifecycle.collect_interval_s
-
-    def _placed(self) -> list[tuple[str, int]]:
-        running = (
-            select(Workload.id, Workload.attempt)
-            .where(Workload.finished_at.is_(None))
-            .where(Workload.phase.in_([Phase.RUNNING.value, Phase.CHECKPOINTING.value]))
-            .order_by(Workload.id)
-        )
-        at_most = self._settings.lifecycle.collect_at_most
-        with transaction(self._engine) as session:
-            rows = session.execute(running.where(Workload.id > self._collected).limit(at_most)).all()
-            if len(rows) < at_most:
-                first = running.where(Workload.id <= self._collected).limit(at_most - len(rows))
-                rows = [*rows, *session.execute(first)]
-        self._collected = rows[-1][0] if rows else ""
-        return [(w, a) for w, a in rows]
-
-    async def _describe(self, workflow: str) -> DescribeWorkflowExecutionResponse | None:
-        try:
-            described = await self._client.get_workflow_handle(workflow).describe()
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
-            raise
-        return described.raw_description
-
-    def _take(self, workload: str, attempt: int, progress: list[TaskProgress]) -> None:
-        with transaction(self._engine) as session:
-            row = session.get(Workload, workload)
-            own = session.get(Attempt, (workload, attempt), with_for_update=True)
-            if row is None or own is None or own.released_at is not None:
-                return
-            saved_before = own.checkpoint_step
-            set_progress(own, progress)
-            if own.checkpoint_step != saved_before:
-                record_checkpoint(session, row, own)
-            limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s
-            heard = [p.active_at_s for p in progress if p.active_at_s is not None]
-            if limit_s is None or row.phase != Phase.RUNNING or own.started_at is None:
-                return
-            now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
-            silent_s = now.timestamp() - max([*heard, own.started_at.timestamp()])
-            if silent_s <= limit_s:
-                return
-            detail = {"silent_s": round(silent_s, 1), "limit_s": limit_s}
-            told = events.record(
-                session,
-                "workload.hung",
-                tenant=row.tenant,
-                workload=workload,
-                attempt=attempt,
-                region=row.region,
-                reason=Reason(ReasonCode.NO_PROGRESS, detail),
-                dedup=f"{attempt}:hung",
-            )
-            if told:  # once: not in every round until the workflow has dealt with it
-                outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
+        """Nothing any more: asked for by rounds that began before progress had a loop of its own."""
+        return 0.0
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
@@ -182,21 +93,6 @@ class HouseActivities:
         return 0.0
 
 
-async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
-    """Does `one` for each workload, several at once. What fails for one is told after all have had their turn."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def in_turn(workload: str) -> None:
-        async with gate:
-            await one(workload)
-        activity.heartbeat(workload)
-
-    results = await asyncio.gather(*(in_turn(w) for w in workloads), return_exceptions=True)
-    for failure in results:
-        if isinstance(failure, BaseException):
-            raise failure
-
-
 def _delete_objects(store: ObjectStore, workload: str) -> None:
     for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
         for info in list(store.list(prefix)):
@@ -205,19 +101,3 @@ def _delete_objects(store: ObjectStore, workload: str) -> None:
 
 def _ago(seconds: float) -> Any:
     return text("now() - make_interval(secs => :s)").bindparams(s=seconds)
-
-
-def _heartbeats(pending: Any) -> list[NodeHeartbeat]:
-    """The newest heartbeat of each node of a workload, from Temporal's description of its workflow."""
-    out = []
-    info: PendingActivityInfo
-    for info in pending:
-        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # an earlier attempt's
-        if info.activity_type.name != Activity.RUN_NODE.value or given_up:
-            continue
-        for payload in info.heartbeat_details.payloads[:1]:
-            try:
-                out.append(_HEARTBEAT.validate_json(payload.data))
-            except ValidationError:
-                continue  # an agent of another version: its heartbeat still counts as a sign of life
-    return out

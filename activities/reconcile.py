@@ -23,12 +23,13 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import reconcile_rows as rows
+from activities.leader import lead
 from activities.machines import MachineActivities
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
@@ -49,7 +50,6 @@ _PAGE = 1000
 _AT_ONCE = 500
 """So many suspects are asked in one round, and so many workflows started in one transaction."""
 _LEADER_LOCK = 0x6D697A7A656E01
-"""Advisory lock of the one reconciler of an installation that works."""
 
 
 class Belief(NamedTuple):
@@ -133,35 +133,9 @@ class Reconciler:
 
     async def run(self) -> None:
         """Rounds until cancelled, while this is the one that works."""
-        leader: Connection | None = None
-        try:
-            while True:
-                began_s = time.monotonic()
-                try:
-                    leader = await in_thread(self._lead, leader)
-                    if leader is not None:
-                        await self.round()
-                except Exception as error:  # Postgres or Temporal is away: the next round finds the same
-                    _log.warning("reconciling: %s; trying again", error)
-                took_s = time.monotonic() - began_s
-                await asyncio.sleep(max(self._settings.interval_s, took_s / self._settings.budget))
-        finally:
-            if leader is not None:
-                leader.close()
-
-    def _lead(self, leader: Connection | None) -> Connection | None:
-        """A connection that holds the lock; None: another process has it."""
-        try:
-            if leader is not None:
-                leader.execute(text("select 1"))
-                return leader
-        except Exception:
-            leader.invalidate() if leader is not None else None
-        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        if connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _LEADER_LOCK}):
-            return connection
-        connection.close()
-        return None
+        await lead(
+            self._engine, _LEADER_LOCK, "reconciling", self.round, self._settings.interval_s, self._settings.budget
+        )
 
     async def round(self) -> None:
         """One comparison of everything."""

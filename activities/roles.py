@@ -25,6 +25,7 @@ from activities.machines import MachineActivities
 from activities.moves import MoveActivities
 from activities.night_schedule import set_schedule
 from activities.nights import NightActivities
+from activities.progress import Progress
 from activities.reconcile import Reconciler
 from activities.removal import RemovalActivities
 from activities.scrub import ScrubActivities
@@ -59,7 +60,7 @@ def control_activities(
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
-    house = HouseActivities(engine, settings, client)
+    house = HouseActivities(engine, settings)
     nights, moves = NightActivities(engine, settings), MoveActivities(engine, settings)
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
@@ -173,6 +174,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 ).run(),
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
+                Progress(engine, settings, client).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

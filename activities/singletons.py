@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _ALL_EVERY = 12
 SINGLETONS = {
     "SchedulerWorkflow": (ids.SCHEDULER_WORKFLOW_ID, "scans the queue and awards"),
-    "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "reads progress, and deletes what was kept long enough"),
+    "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "deletes what was kept long enough"),
 }
 """Workflow to its id and its summary in Temporal's UI."""
 

@@ -1,8 +1,12 @@
 """Serving the API with uvicorn until SIGINT or SIGTERM."""
 
+import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -17,6 +21,8 @@ from infra.master_key import check_master_key
 from infra.memory import collect_seldom
 
 _log = logging.getLogger(__name__)
+_TICK_S = 1.0
+"""How often the date of answers is renewed."""
 GRACEFUL_S = 10
 """How long requests that are being answered may take at a shutdown; streams end at once."""
 
@@ -27,6 +33,32 @@ class Server(uvicorn.Server):
     Streams are told of one: uvicorn would wait for them, and they would go on. One that was asked for is no failure,
     so the signal is not raised again at its end.
     """
+
+    _told = False
+    _wake: Callable[[], object] | None = None
+    """Ends the wait of `main_loop`, from any thread and from a signal's handler."""
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to stop; set by whoever asks for it."""
+        return self._told
+
+    @should_exit.setter
+    def should_exit(self, told: bool) -> None:
+        self._told = told
+        if told and self._wake is not None:
+            self._wake()
+
+    async def main_loop(self) -> None:
+        """Until told to stop. Uvicorn's looks ten times a second, which was most of what an idle API did."""
+        stopping = asyncio.Event()
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set)
+        try:
+            while not await self.on_tick(0):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _TICK_S)
+        finally:
+            self._wake = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for a shutdown; a second Ctrl-C does not wait for what is being answered."""

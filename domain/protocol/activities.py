@@ -20,7 +20,7 @@ class Activity(StrEnum):
     MACHINE_LOST = "machine.lost"  # Attend -> None
     MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
     RECONCILE = "house.reconcile"  # -> float
-    COLLECT = "house.collect"  # -> float: seconds until it is due again
+    COLLECT = "house.collect"  # -> float; of rounds of before progress had a loop of its own
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
     OPEN_NIGHT = "night.open"  # NightRef -> NightTicket

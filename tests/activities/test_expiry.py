@@ -4,11 +4,9 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import cast
 
 import pytest
 from sqlalchemy import Engine, func, select, text
-from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities.house import HouseActivities
@@ -27,7 +25,7 @@ M = "r/c/m"
 @pytest.fixture
 def house(town: World) -> HouseActivities:
     """Housekeeping that needs no Temporal."""
-    return HouseActivities(town.engine, town.settings, cast(Client, None))
+    return HouseActivities(town.engine, town.settings)
 
 
 def _finished(world: World, workload: str, days: float) -> None:

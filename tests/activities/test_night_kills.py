@@ -143,7 +143,7 @@ async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
             outbox.night(session, "next")
         run(None, lambda: _over(nights, "next"))
         _judge(nights, days)
-    house = HouseActivities(nights.world.engine, nights.world.settings, client)
+    house = HouseActivities(nights.world.engine, nights.world.settings)
     ActivityEnvironment().run(house.expire)
     removal = RemovalActivities(nights.world.engine, client)
     for _ in range(2):  # the first one may end a workflow that still copies

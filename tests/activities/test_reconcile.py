@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from sqlalchemy import select, text
@@ -10,6 +11,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from activities.dispatch import Dispatcher
+from activities.leader import lead
 from activities.reconcile import Reconciler
 from activities.singletons import SINGLETONS, assert_singletons, keep_singletons
 from activities.starting import read_start, start_workflow
@@ -302,14 +304,41 @@ async def test_a_workload_that_is_older_than_its_records(town: World, reconciler
     assert workload in _due(town, "start")
 
 
-async def test_only_one_reconciles(town: World, client: Client) -> None:
-    """Of two reconcilers of an installation one works; the other takes its place when its connection is gone."""
-    first, second = (Reconciler(town.engine, _patient(town), client) for _ in range(2))
-    leader = first._lead(None)
-    assert leader is not None and second._lead(None) is None and first._lead(leader) is leader
-    leader.invalidate()
-    leader.close()
-    await until(lambda: (found := second._lead(None)) is not None and (found.close() or True), "the lock is free")
+async def test_one_process_does_the_rounds(town: World) -> None:
+    """Of two, one works, also after rounds that fail; the other takes its place when its connection is gone."""
+    done: list[str] = []
+
+    async def works(name: str) -> None:
+        done.append(name)
+        raise RuntimeError("Temporal is away")
+
+    def process(name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(lead(town.engine, 7, "a test", partial(works, name), 0.01))
+
+    first = process("first")
+    await until(lambda: len(done) >= 3, "rounds")
+    second = process("second")
+    await until(lambda: len(done) >= 30, "more rounds")
+    assert set(done) == {"first"}
+    await asyncio.to_thread(_end_holders_of_locks, town)
+    await until(lambda: len(done) >= 60, "one goes on")
+    first.cancel()
+    await asyncio.wait([first])
+    del done[:]
+    await until(lambda: len(done) >= 3, "the other takes its place")
+    assert set(done) == {"second"}
+    second.cancel()
+    await asyncio.wait([second])
+
+
+def _end_holders_of_locks(town: World) -> None:
+    with town.session() as session:
+        session.execute(
+            text(
+                "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"
+                " and database = (select oid from pg_database where datname = current_database())"
+            )
+        )
 
 
 async def test_singletons_are_asserted(town: World, client: Client) -> None:

@@ -20,7 +20,9 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner
 
+import workflows.house
 from domain.ids import region_queue
 from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
 from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
@@ -135,24 +137,14 @@ async def _machine(client: Client) -> WorkflowHistory:
 
 
 async def _house(client: Client) -> WorkflowHistory:
-    """Three rounds, in one of which collecting is given up."""
-    house = House()
-    house.errors[Activity.COLLECT] = [ApplicationError("no such table", non_retryable=True)]
-    async with serving(client, "recorded", [HousekeepingWorkflow], house.all()):
-        handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue="recorded")
-        await until(lambda: house.names().count("house.collect") == 3, "three rounds")
-        history = await _fetched(client, "house")
-        await handle.terminate()
-    return history
-
-
-async def _house_expires(client: Client) -> WorkflowHistory:
-    """Thirty rounds, the last of which deletes what was kept long enough."""
+    """Two rounds, in one of which deleting is given up."""
+    workflows.house.REST_S = 1.0
     house = House()
     house.rest_s = 0.01
-    async with serving(client, "recorded", [HousekeepingWorkflow], house.all()):
+    house.errors[Activity.EXPIRE] = [ApplicationError("no such table", non_retryable=True)]
+    async with serving(client, "recorded", [HousekeepingWorkflow], house.all(), UnsandboxedWorkflowRunner()):
         handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue="recorded")
-        await until(lambda: "house.remove_replicas" in house.names(), "thirty rounds", 120.0)
+        await until(lambda: house.names().count("house.remove_replicas") == 2, "two rounds")
         history = await _fetched(client, "house")
         await handle.terminate()
     return history
@@ -195,7 +187,6 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "dry-run": _dry_run,
     "machine": _machine,
     "house": _house,
-    "house-expires": _house_expires,
     "replica": _replica,
     "scrub": _scrub,
 }

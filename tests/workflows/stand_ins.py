@@ -121,22 +121,12 @@ class House(StandIns):
 
     def all(self) -> list[Callable[..., Any]]:
         """The control queue's activities."""
-        return [self.collect, self.reconcile, self.expire, self.remove]
-
-    @activity.defn(name=Activity.COLLECT.value)
-    async def collect(self) -> float:
-        await self._called(Activity.COLLECT)
-        return self.rest_s
-
-    @activity.defn(name=Activity.RECONCILE.value)
-    async def reconcile(self) -> float:
-        await self._called(Activity.RECONCILE)
-        return 0.0
+        return [self.expire, self.remove]
 
     @activity.defn(name=Activity.EXPIRE.value)
     async def expire(self) -> float:
         await self._called(Activity.EXPIRE)
-        return 0.0
+        return self.rest_s
 
     @activity.defn(name=Activity.REMOVE_REPLICAS.value)
     async def remove(self) -> float:

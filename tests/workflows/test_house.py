@@ -31,30 +31,35 @@ async def server() -> AsyncIterator[Server]:
         yield opened
 
 
-async def test_rounds_collect_and_now_and_then_expire(server: Server) -> None:
-    """Each round collects and rests for as long as collecting says; every thirtieth one expires."""
+async def test_rounds_rest_and_delete(server: Server) -> None:
+    """Each round rests, for as long as the one before said, and then deletes."""
     environment, client = server
     house = House()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
         await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
+        await environment.sleep(timedelta(seconds=290))
+        assert house.names() == []
+        await environment.sleep(timedelta(seconds=11))
         await until(lambda: len(house.calls) >= 2, "the first round")
-        while Activity.EXPIRE.value not in house.names():
+        while len(house.calls) < 6:
             await environment.sleep(timedelta(seconds=2))
-        await until(lambda: len(house.calls) >= 32, "thirty rounds")
-    last = ["house.expire", "house.remove_replicas"]
-    assert house.names()[:32] == 30 * ["house.collect"] + last
+    assert house.names()[:6] == 3 * ["house.expire", "house.remove_replicas"]
 
 
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
-    """Collecting that fails time and again does not end the rounds: it is tried in the next one."""
+    """Deleting that fails time and again does not end the rounds, nor keep others from theirs: the next one tries."""
     environment, client = server
     house = House()
-    house.errors[Activity.COLLECT] = [RuntimeError("no such table") for _ in range(3)]
+    house.errors[Activity.EXPIRE] = [RuntimeError("no such table") for _ in range(3)]
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
         await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
-        while len(house.calls) < 5:
-            await environment.sleep(timedelta(seconds=2))
-    assert house.names()[:5] == ["house.collect"] * 5
+        while len(house.calls) < 6:
+            await environment.sleep(timedelta(seconds=60))
+    assert house.names()[:6] == ["house.expire"] * 3 + [
+        "house.remove_replicas",
+        "house.expire",
+        "house.remove_replicas",
+    ]
 
 
 async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +72,9 @@ async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all(), runner):
         handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
         while len(house.calls) < 5:
-            await environment.sleep(timedelta(seconds=2))
+            await environment.sleep(timedelta(seconds=60))
         assert (await client.get_workflow_handle("house").describe()).run_id != handle.first_execution_run_id
-    assert house.names()[:5] == 5 * ["house.collect"]
+    assert house.names()[:4] == 2 * ["house.expire", "house.remove_replicas"]
 
 
 async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> None:

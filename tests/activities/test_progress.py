@@ -1,4 +1,4 @@
-"""Housekeeping beside real workflows: progress out of heartbeats, hung gangs, and workflows that are gone."""
+"""Progress out of heartbeats, hung gangs, and workflows that are gone, beside real workflows."""
 
 import time
 from collections.abc import AsyncIterator
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from temporalio.client import Client
-from temporalio.testing import ActivityEnvironment
 
-from activities.house import HouseActivities
+from activities.progress import Progress
 from activities.roles import control_worker
 from domain import ids
 from domain.phases import Phase
@@ -34,7 +33,7 @@ class Site:
         self._database_url = database_url
         self.mail = AsyncExitStack()
         self.agents = {M: Agent(client, M), M2: Agent(client, M2)}
-        self.house = HouseActivities(town.engine, town.settings, client)
+        self.progress = Progress(town.engine, town.settings, client)
 
     async def placed(self, *, limits: LimitsSpec | None = None) -> str:
         """A workload whose tasks run on the first machine."""
@@ -63,8 +62,7 @@ class Site:
 
     async def collect(self) -> None:
         """One round."""
-        rest_s = await ActivityEnvironment().run(self.house.collect)
-        assert rest_s == self.town.settings.lifecycle.collect_interval_s
+        await self.progress.round()
 
 
 @pytest.fixture
@@ -187,14 +185,14 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     other = await site.placed()
     for name in (workload, other):
         await site.agent(name).beats(name, step=7)
-    describe = site.house._describe
+    describe = site.progress._describe
 
     async def fails(name: str) -> Any:
         if name == ids.workload_workflow_id(workload):
             raise RuntimeError("no answer")
         return await describe(name)
 
-    monkeypatch.setattr(site.house, "_describe", fails)
+    monkeypatch.setattr(site.progress, "_describe", fails)
     with pytest.raises(RuntimeError, match="no answer"):
         await site.collect()
     assert site.town.attempt(other).last_step == 7 and site.town.attempt(workload).last_step is None
@@ -203,7 +201,7 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
 async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:
     """With more running workloads than are read in a round, each has its turn in the next ones."""
     lifecycle = site.town.settings.lifecycle.model_copy(update={"collect_at_most": 1})
-    site.house = HouseActivities(
+    site.progress = Progress(
         site.town.engine, site.town.settings.model_copy(update={"lifecycle": lifecycle}), site.client
     )
     workloads = [await site.placed() for _ in range(2)]

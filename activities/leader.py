@@ -1,0 +1,58 @@
+"""Loops of which one process of an installation does the rounds, and the others wait to take its place."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import Connection, Engine, text
+
+from infra.db.session import in_thread
+
+_log = logging.getLogger(__name__)
+
+
+def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:
+    """A connection that holds the advisory lock, `leader` if it still does; None: another process has it."""
+    try:
+        if leader is not None:
+            leader.execute(text("select 1"))
+            return leader
+    except Exception:
+        leader.invalidate() if leader is not None else None
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    if connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": lock}):
+        return connection
+    connection.close()
+    return None
+
+
+async def lead(
+    engine: Engine,
+    lock: int,
+    what: str,
+    one_round: Callable[[], Awaitable[None]],
+    interval_s: float,
+    share: float = 1.0,
+) -> None:
+    """Rounds until cancelled, while this process holds the advisory lock `lock`.
+
+    A round that fails is in the log, as `what`, and the next one comes all the same. `share` is the part of the time
+    that rounds may take: after a long one the pause is longer than `interval_s`.
+    """
+    leader: Connection | None = None
+    try:
+        while True:
+            began_s = time.monotonic()
+            try:
+                leader = await in_thread(claim, engine, lock, leader)
+                if leader is not None:
+                    await one_round()
+            except Exception as error:  # Postgres or Temporal is away: the next round finds the same
+                _log.warning("%s: %s; trying again", what, error)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(interval_s, took_s / share))
+    finally:
+        if leader is not None:
+            leader.invalidate()  # Back in its pool it would keep the lock.
+            leader.close()
