@@ -23,6 +23,7 @@ from activities.starting import Start, read_start, start_workflow
 from domain import ids
 from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
 from infra.config import SchedulerSettings
+from infra.db.listening import told
 from infra.db.logs import Outbox
 from infra.db.outbox import CHANNEL
 from infra.db.session import in_thread, transaction
@@ -30,7 +31,7 @@ from infra.db.session import in_thread, transaction
 _log = logging.getLogger(__name__)
 _BATCH = 200
 _AT_ONCE = 16
-_POLL_S = 2.0
+_POLL_S = 5.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
 _IN_VAIN_S = 0.03
 """After being told of mail and finding none due: while the scheduler's wakes rest, each change tells of one more."""
@@ -92,11 +93,11 @@ class Dispatcher:
         listener = asyncio.create_task(self._listen())
         try:
             while True:
-                told = self._due.is_set()
+                announced = self._due.is_set()
                 self._due.clear()
                 try:
                     found = await self._deliver_batch()
-                    if told and not found:
+                    if announced and not found:
                         await asyncio.sleep(_IN_VAIN_S)
                     while found == _BATCH:
                         found = await self._deliver_batch()
@@ -121,8 +122,9 @@ class Dispatcher:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
                     await connection.execute(f"listen {CHANNEL}")
-                    async for _ in connection.notifies():
-                        self._due.set()
+                    while True:
+                        self._due.set()  # at first for what came while nobody listened
+                        await told(connection)
             except psycopg.Error:
                 await asyncio.sleep(1.0)
 

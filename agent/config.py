@@ -53,7 +53,7 @@ class AgentConfig(BaseModel):
     run as `run_as`, or as the agent. Needs an agent that runs as root."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
     """Of a node whose tasks run, with their progress; each one costs the Temporal server a write."""
-    attend_interval_s: float = Field(5.0, gt=0)
+    attend_interval_s: float = Field(10.0, gt=0)
     """Of an idle machine; more often where the heartbeat timeout asks for it."""
     poll_interval_s: float = Field(0.25, ge=0.05)
     """How often running tasks are looked at."""

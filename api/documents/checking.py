@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from api.data.archives import check_files
 from api.documents.at import At, listed, nearest
-from api.documents.feasible import Machines, never
+from api.documents.feasible import Machines
 from api.documents.jobs import JobDraft
 from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
-from domain.spec import ResourceSpec, WorkloadSpec
+from domain.spec import ResourceSpec
 from infra.archives import BadArchive
 from infra.db.models import Archive, Machine, Region, Secret, Tenant
 from infra.db.tables import Table
@@ -45,12 +45,24 @@ class Shape:
         return f"{gpus}{self.cpus_milli / 1000:g} CPUs and {_in_words(self.memory_bytes)} of memory"
 
 
-def check(session: Session, draft: Draft, own_tenant: str | None) -> None:
-    """Notes all in which the document does not fit what there is. `own_tenant` is the one of the caller's key."""
+def fleet(session: Session) -> list[Machines]:
+    """The machines that submissions count on, equal ones of a cluster together."""
+    columns = (
+        Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes
+    )  # fmt: skip
+    counted = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
+    return [Machines(*row) for row in session.execute(select(*columns, func.count()).where(counted).group_by(*columns))]
+
+
+def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
+    """Notes all in which the document does not fit what there is: the database, and the `fleet`'s machines.
+
+    `own_tenant` is the one of the caller's key.
+    """
     tenant = _check_tenant(session, draft, own_tenant)
     _check_names(draft.tables_at, "table", _names(session, Table, draft.tables_at))
     _check_regions(session, draft)
-    _check_machines(draft.jobs, _shapes(session))
+    _check_machines(draft.jobs, {Shape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes) for m in machines})
     if tenant is not None:
         _check_priority(draft, tenant)
         _check_secrets(session, draft, tenant)
@@ -96,24 +108,6 @@ def _check_regions(session: Session, draft: Draft) -> None:
     if excluded and not left and all(name in known for _, name in draft.regions_at):
         place, _ = draft.regions_at[-1]
         place.wrong("no region is left: all that are allowed are excluded")
-
-
-def _shapes(session: Session) -> list[Shape]:
-    columns = (Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
-    return [Shape(*row) for row in session.execute(select(*columns).where(_counted()).distinct())]
-
-
-def never_held(session: Session, spec: WorkloadSpec) -> str | None:
-    """Why no region could ever hold a gang as the fleet is (`feasible.never`); None: one might."""
-    columns = (
-        Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes
-    )  # fmt: skip
-    counted = select(*columns, func.count()).where(_counted()).group_by(*columns)
-    return never(spec, [Machines(*row) for row in session.execute(counted)])
-
-
-def _counted() -> ColumnElement[bool]:
-    return or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
 
 
 def _check_machines(jobs: Iterable[JobDraft], shapes: Collection[Shape]) -> None:

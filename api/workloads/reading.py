@@ -72,11 +72,10 @@ def views(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[Wor
 def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     """One workload with its specification and placement."""
     (fields,) = _fields(session, queue, [row])
-    live = session.scalars(
-        select(Allocation).where(
-            Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
-        )
-    ).all()
+    held = select(Allocation).where(
+        Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
+    )
+    live = session.scalars(held).all() if row.attempt else []  # one that was never placed holds nothing
     tasks: list[TaskSlots] = []
     if live:
         tasks = tasks_of(WorkloadSpec.model_validate(row.spec), session.get_one(Attempt, (row.id, row.attempt)), live)

@@ -13,7 +13,6 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from api.auth import Submitter, Viewer
-from api.documents.checking import never_held
 from api.documents.schema import DOCUMENT, EXAMPLE
 from api.masking import mask
 from api.openapi import refusals
@@ -96,8 +95,7 @@ async def submit_workload(
 def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
     value = parse(request, body)
     with state.transaction() as session:
-        spec = admit(session, caller, value)
-        return spec, never_held(session, spec)
+        return admit(session, caller, value)
 
 
 def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:

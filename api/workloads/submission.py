@@ -7,7 +7,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from api.documents.checking import check, never_held
+from api.documents.checking import check, fleet
+from api.documents.feasible import never
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.masking import mask
@@ -53,20 +54,22 @@ def parse(request: Request, body: bytes) -> Value:
         raise Problem(Kind.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
 
 
-def admit(session: Session, caller: Caller, value: Value) -> WorkloadSpec:
-    """The specification of a document that can be submitted.
+def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec, str | None]:
+    """The specification of a document that can be submitted, and why no region could ever hold it, if so.
 
     Raises:
         Problem: 422 with everything that is wrong with it.
     """
     draft = read_workload(value, caller.tenant)
-    check(session, draft, caller.tenant)
+    machines = fleet(session)
+    check(session, draft, caller.tenant, machines)
     if draft.problems:
         first = draft.problems[0]
         text = f"{first.path}: {first.message}" if first.path else first.message
         more = f" (and {len(draft.problems) - 1} more)" if len(draft.problems) > 1 else ""
         raise Problem(Kind.INVALID_DOCUMENT, text + more, errors=draft.problems)
-    return draft.spec()
+    spec = draft.spec()
+    return spec, never(spec, machines)
 
 
 def idempotency_key(given: str | None) -> str | None:
@@ -94,7 +97,7 @@ def submit(state: State, caller: Caller, request: Request, body: bytes, key: str
     while True:
         try:
             with state.transaction() as session:
-                return _insert(state, session, caller, admit(session, caller, value), key, digest)
+                return _insert(state, session, caller, *admit(session, caller, value), key, digest)
         except _AlreadyAnswered:
             answered = _answered(state, caller, key, digest)
             if answered is not None:
@@ -113,11 +116,18 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
                 Kind.IDEMPOTENCY_MISMATCH,
                 f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
             )
-        return _submitted(state, session, caller, session.get_one(Workload, known.workload))
+        row = session.get_one(Workload, known.workload)
+        return _submitted(state, session, caller, row, never(WorkloadSpec.model_validate(row.spec), fleet(session)))
 
 
 def _insert(
-    state: State, session: Session, caller: Caller, spec: WorkloadSpec, key: str | None, digest: str
+    state: State,
+    session: Session,
+    caller: Caller,
+    spec: WorkloadSpec,
+    held_by_none: str | None,
+    key: str | None,
+    digest: str,
 ) -> SubmittedView:
     state.room.require(session, spec.tenant)
     reason = Reason(ReasonCode.SCAN_PENDING)
@@ -146,10 +156,11 @@ def _insert(
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
     outbox.wake_scheduler(session)
     session.refresh(row)
-    return _submitted(state, session, caller, row)
+    return _submitted(state, session, caller, row, held_by_none)
 
 
-def _submitted(state: State, session: Session, caller: Caller, row: Workload) -> SubmittedView:
-    spec = WorkloadSpec.model_validate(row.spec)
-    made = SubmittedView(**dict(detail(session, state.queue, row)), never=never_held(session, spec))
+def _submitted(
+    state: State, session: Session, caller: Caller, row: Workload, held_by_none: str | None
+) -> SubmittedView:
+    made = SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none)
     return mask(session, caller, made)

@@ -1,0 +1,42 @@
+"""Notifications wake whoever waits for them, and nothing else does."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from infra.db.listening import told
+
+
+async def test_a_wait_ends_when_something_is_told(database_url: str) -> None:
+    """At once, for all that has come; without anything, after the time-out."""
+    async with (
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other,
+    ):
+        await listener.execute("listen here")
+        waiting = asyncio.create_task(told(listener))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await other.execute("notify here")
+        assert await asyncio.wait_for(waiting, 10)
+        for n in range(3):
+            await other.execute(f"notify here, '{n}'")
+        assert await told(listener, 10)
+        assert not await told(listener, 0.3)
+
+
+async def test_an_ended_connection_is_an_error(database_url: str) -> None:
+    """Nobody waits for a server that is gone."""
+    async with (
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other,
+    ):
+        await listener.execute("listen here")
+        waiting = asyncio.create_task(told(listener))
+        await asyncio.sleep(0.1)
+        await other.execute("select pg_terminate_backend(%s)", (listener.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            for _ in range(10):
+                await asyncio.wait_for(waiting, 10)
+                waiting = asyncio.create_task(told(listener))
