@@ -35,6 +35,8 @@ _TRIES = 3
 """How often a workload's plan may turn out stale before the next tick tries it again."""
 _LONGEST_REST_S = 1.0
 """Between two passes, for the sake of their share of the time."""
+_SHORT_PASS_S = 0.05
+"""So much of a pass is free: while the queue is short, the next need not wait."""
 _PUBLISHING_SHARE = 0.1
 """A long queue is published no oftener than that it takes this part of the time."""
 
@@ -53,7 +55,7 @@ class AuctionActivities:
         """The newest scan's, if this process made it."""
         self._publish_from_s = 0.0
         """On the monotonic clock."""
-        self._share = Share(self._settings.pass_share, _LONGEST_REST_S)
+        self._share = Share(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
         self._counters: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------------------ scans

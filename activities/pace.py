@@ -31,19 +31,21 @@ class Share:
         self,
         share: float,
         longest_s: float,
+        free_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`share` of 1 never waits; nothing waits for longer than `longest_s`."""
+        """`share` of 1 never waits, nothing waits for longer than `longest_s`, and `free_s` of a round do not count."""
         self._rest_per_s = 1.0 / share - 1.0
         self._longest_s = longest_s
+        self._free_s = free_s
         self._clock, self._sleep = clock, sleep
         self._spent_s = 0.0
         self._ended_s = 0.0
 
     def begin(self) -> None:
         """Waits until a new round may begin."""
-        rest_s = min(self._spent_s * self._rest_per_s, self._longest_s)
+        rest_s = min(max(0.0, self._spent_s - self._free_s) * self._rest_per_s, self._longest_s)
         wait_s = self._ended_s + rest_s - self._clock()
         if wait_s > 0:
             self._sleep(wait_s)

@@ -22,6 +22,8 @@ from infra.stack.liveness import Liveness, Part, Probe
 _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0
+_LOOK_S = 0.1
+"""Between two looks at a process of which the kernel does not tell."""
 
 
 def dies_with_parent(signal_name: str = "TERM") -> list[str]:
@@ -200,6 +202,10 @@ async def ended(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:  # somebody else has asked for its status since
+        return
+    except OSError:  # an old kernel, or a sandbox that refuses it
+        while process.poll() is None:
+            await asyncio.sleep(_LOOK_S)
         return
     loop = asyncio.get_running_loop()
     told = asyncio.Event()

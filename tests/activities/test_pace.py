@@ -47,7 +47,7 @@ class _Time:
 def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
     """However many pieces a round has; a pause between rounds counts as rest."""
     clock = _Time()
-    share = Share(0.25, 10.0, lambda: clock.now_s, clock.sleep)
+    share = Share(0.25, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     began_s = clock.now_s
     for _ in range(100):
         share.begin()
@@ -61,11 +61,24 @@ def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
     assert abs(clock.slept_s - slept_s) < 1e-6
 
 
+def test_short_rounds_are_free() -> None:
+    """Rounds within the free time never wait; of longer ones, what is beyond it counts."""
+    clock = _Time()
+    share = Share(0.5, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep, free_s=0.1)
+    for took_s, slept_s in ((0.1, 0.0), (0.05, 0.0), (0.3, 0.2)):
+        before_s = clock.slept_s
+        share.begin()
+        with share.spending():
+            clock.now_s += took_s
+        share.begin()
+        assert abs(clock.slept_s - before_s - slept_s) < 1e-9
+
+
 def test_no_round_waits_for_longer_than_it_may() -> None:
     """One that took a minute, or failed, costs the next one a second; a whole share costs nothing."""
     clock = _Time()
     for part, rest_s in ((0.1, 1.0), (1.0, 0.0)):
-        share = Share(part, 1.0, lambda: clock.now_s, clock.sleep)
+        share = Share(part, 1.0, clock=lambda: clock.now_s, sleep=clock.sleep)
         slept_s = clock.slept_s
         share.begin()
         with pytest.raises(ValueError, match="failed"), share.spending():

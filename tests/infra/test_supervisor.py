@@ -1,0 +1,52 @@
+"""How the supervisor learns that a process has ended."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+
+import pytest
+
+from infra.stack.supervisor import ended
+
+
+def _refused(pid: int) -> int:
+    raise OSError(errno.EPERM, "refused by a sandbox")
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["kernel tells", "kernel refuses"])
+async def test_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
+    """Also where the kernel does not tell; a process that is stopped has not ended; one that has ended is no wait."""
+    if not tells:
+        monkeypatch.setattr(os, "pidfd_open", _refused)
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        waiting = asyncio.create_task(ended(process))
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        process.kill()
+        await asyncio.wait_for(waiting, 20)
+        assert process.returncode == -signal.SIGKILL
+        await asyncio.wait_for(ended(process), 20)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_whoever_waits_may_be_cancelled() -> None:
+    """The process goes on, and another wait for it is as good as the first."""
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        waiting = asyncio.create_task(ended(process))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() and process.poll() is None
+        again = asyncio.create_task(ended(process))
+        process.kill()
+        await asyncio.wait_for(again, 20)
+    finally:
+        process.kill()
+        process.wait()
