@@ -105,7 +105,8 @@ class Dispatcher:
                     _log.warning("outbox: %s; trying again", error)
                     await asyncio.sleep(0.5)
                 try:
-                    await asyncio.wait_for(self._due.wait(), self._until_due_s())
+                    async with asyncio.timeout(self._until_due_s()):
+                        await self._due.wait()
                 except TimeoutError:
                     continue
         finally:

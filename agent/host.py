@@ -145,7 +145,8 @@ async def _work(
         if not working.done():
             # Activities are told at once; each reports that it let go, if Temporal is there to hear it.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(worker.shutdown(), _GOODBYE_S)
+                async with asyncio.timeout(_GOODBYE_S):
+                    await worker.shutdown()
         if working.done():
             await working
     finally:
@@ -189,7 +190,8 @@ async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, a
     """
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(activities.let_go.wait(), config.hello_interval_s)
+            async with asyncio.timeout(config.hello_interval_s):
+                await activities.let_go.wait()
             activities.let_go.clear()
             await asyncio.sleep(min(_HANDOVER_S, config.hello_interval_s))
         if activities.attending == 0:
@@ -208,7 +210,8 @@ async def _forward(client: Client, config: AgentConfig, state: StateFolder, noti
     pause_s = config.hello_interval_s
     while True:
         try:
-            await asyncio.wait_for(notices.heard.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await notices.heard.wait()
             pause_s = config.hello_interval_s
         except TimeoutError:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)

@@ -56,7 +56,8 @@ class Server(uvicorn.Server):
         try:
             while not await self.on_tick(0):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), _TICK_S)
+                    async with asyncio.timeout(_TICK_S):
+                        await stopping.wait()
         finally:
             self._wake = None
 

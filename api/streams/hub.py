@@ -57,7 +57,8 @@ class Follower:
         """Waits for news, at most `timeout_s`; False: the stream must end (shutdown, or its key was revoked)."""
         if not self.closing.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.due.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self.due.wait()
         self.due.clear()
         return not (self.closing.is_set() or self.is_revoked)
 

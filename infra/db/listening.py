@@ -22,7 +22,8 @@ async def told(connection: psycopg.AsyncConnection[Any], timeout_s: float | None
     loop.add_reader(descriptor, readable.set)
     try:
         with suppress(TimeoutError):
-            await asyncio.wait_for(readable.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await readable.wait()
     finally:
         loop.remove_reader(descriptor)
     connection.pgconn.consume_input()

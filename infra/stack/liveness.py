@@ -84,7 +84,8 @@ class Liveness:
 
     async def _ask(self, probe: Probe) -> bool:
         try:
-            return await asyncio.wait_for(probe.ask(), self._settings.timeout_s)
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await probe.ask()
         except Exception:  # a probe that fails, however it does, says one thing
             return False
 

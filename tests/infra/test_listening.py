@@ -1,6 +1,7 @@
 """Notifications wake whoever waits for them, and nothing else does."""
 
 import asyncio
+import time
 
 import psycopg
 import pytest
@@ -40,3 +41,25 @@ async def test_an_ended_connection_is_an_error(database_url: str) -> None:
             for _ in range(10):
                 await asyncio.wait_for(waiting, 10)
                 waiting = asyncio.create_task(told(listener))
+
+
+async def test_a_cancellation_is_never_lost(database_url: str) -> None:
+    """Not in the moment in which something is told either: whoever listens in a loop would listen for ever."""
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener:
+        await listener.execute("listen here")
+
+        async def listens() -> None:
+            while True:
+                await told(listener, 60.0)
+
+        with psycopg.connect(database_url, autocommit=True) as other:
+            for turns in range(8):
+                task = asyncio.create_task(listens())
+                await asyncio.sleep(0.01)
+                other.execute("notify here")
+                time.sleep(0.01)  # The loop finds it in its next turn.
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                done, _ = await asyncio.wait([task], timeout=5)
+                assert done, f"still listening after a cancellation in turn {turns}"
