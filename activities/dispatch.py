@@ -23,7 +23,7 @@ from activities.starting import Start, read_start, start_workflow
 from domain import ids
 from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
 from infra.config import SchedulerSettings
-from infra.db.listening import told
+from infra.db.listening import notified
 from infra.db.logs import Outbox
 from infra.db.outbox import CHANNEL
 from infra.db.session import in_thread, transaction
@@ -34,7 +34,7 @@ _AT_ONCE = 16
 _POLL_S = 5.0
 """Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
 _IN_VAIN_S = 0.03
-"""After being told of mail and finding none due: while the scheduler's wakes rest, each change tells of one more."""
+"""Pause after a notification without mail that is due. While the scheduler's wakes rest, every change sends one."""
 _REST_S = 1.0
 _SCHEDULER = SchedulerSettings()
 _LONGEST_REST_S = 60.0
@@ -114,7 +114,7 @@ class Dispatcher:
             await asyncio.wait([listener])
 
     def _until_due_s(self) -> float:
-        """When to look again without being told: soon after a wake, since another one may have had to wait."""
+        """Seconds until the next look without a notification: soon after a wake, since another may have had to wait."""
         wake = self._resting.get("wake")
         return _POLL_S if wake is None else min(_POLL_S, max(0.01, wake.until_s - time.monotonic()))
 
@@ -124,8 +124,8 @@ class Dispatcher:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
                     await connection.execute(f"listen {CHANNEL}")
                     while True:
-                        self._due.set()  # at first for what came while nobody listened
-                        await told(connection)
+                        self._due.set()  # in the first round, for mail from before this connection listened
+                        await notified(connection)
             except psycopg.Error:
                 await asyncio.sleep(1.0)
 

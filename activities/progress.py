@@ -1,6 +1,6 @@
 """Progress of running workloads out of their nodes' heartbeats, hung gangs, and workloads that have waited too long.
 
-Temporal keeps the newest heartbeat of each node, and nobody is told of one: all are read now and then.
+Temporal keeps the newest heartbeat of each node but does not notify of it, so all are read at intervals.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Progress:
 
 
 async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
-    """Does `one` for each workload, several at once. What fails for one is told after all have had their turn."""
+    """Does `one` for each workload, several at once. An error is raised after all have run."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def in_turn(workload: str) -> None:

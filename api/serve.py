@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop; set by whoever asks for it."""
+        """Whether to stop. May be set from any thread."""
         return self._told
 
     @should_exit.setter
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
             self._wake()
 
     async def main_loop(self) -> None:
-        """Until told to stop. Uvicorn's looks ten times a second, which was most of what an idle API did."""
+        """Runs until `should_exit` is set. Uvicorn's own loop polls it, which was most of an idle API's CPU time."""
         stopping = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set)
         try:

@@ -101,7 +101,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         ", even if it evicts 1 workload of lower priority|"
         ", even if it evicts # workloads of lower priority}"
     ),
-    ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} asks for no less",
+    ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} needs at least as much",
     ReasonCode.RESERVED: (
         "slots that free up in region {region} are kept for it; it is expected to start at {starts_at}"
     ),

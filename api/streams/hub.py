@@ -22,7 +22,7 @@ from api.problems import Kind, Problem, over_limit
 from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
-from infra.db.listening import told
+from infra.db.listening import notified
 from infra.db.models import ApiKey
 from infra.db.session import in_thread, transaction
 
@@ -170,7 +170,7 @@ class Hub:
                     self._wake_all()  # for what happened while nobody listened
                     checked_s = time.monotonic()
                     while True:
-                        await told(connection, _POLL_S)
+                        await notified(connection, _POLL_S)
                         cursor = await self._wake_concerned(cursor)
                         if time.monotonic() - checked_s >= KEYS_S:
                             await self._end_revoked()

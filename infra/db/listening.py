@@ -1,4 +1,4 @@
-"""Waiting for notifications of Postgres without asking for them."""
+"""Waiting for notifications of Postgres without polling."""
 
 import asyncio
 from contextlib import suppress
@@ -7,11 +7,11 @@ from typing import Any
 import psycopg
 
 
-async def told(connection: psycopg.AsyncConnection[Any], timeout_s: float | None = None) -> bool:
-    """Waits until a connection is told something; False: not in `timeout_s` seconds. All that has come counts as one.
+async def notified(connection: psycopg.AsyncConnection[Any], timeout_s: float | None = None) -> bool:
+    """Waits for a notification on a connection that listens; False: there was none in `timeout_s` seconds.
 
-    psycopg's own waiting wakes up ten times a second. The connection has nothing else to do: what is told while a
-    statement runs on it is lost, so look for yourself after `listen`.
+    Several that have arrived count as one. psycopg's own wait polls ten times a second. The connection must run no
+    other statement, because a notification that arrives with its result is lost; after `listen`, read the state once.
 
     Raises:
         psycopg.OperationalError: the connection has ended.

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0
 _LOOK_S = 0.1
-"""Between two looks at a process of which the kernel does not tell."""
+"""Poll interval where pidfds are not available."""
 
 
 def dies_with_parent(signal_name: str = "TERM") -> list[str]:
@@ -196,12 +196,12 @@ class Supervisor:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the end of a child of this process, by the kernel's word: asking again and again costs CPU."""
+    """Waits for the end of a child of this process, without polling, where the kernel allows it."""
     if process.poll() is not None:
         return
     try:
         descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # somebody else has asked for its status since
+    except ProcessLookupError:  # it was reaped in between
         return
     except OSError:  # an old kernel, or a sandbox that refuses it
         while process.poll() is None:

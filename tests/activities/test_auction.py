@@ -158,8 +158,8 @@ def test_reasons_are_written_only_when_they_change(world: World) -> None:
 
 
 def test_reasons_name_nobody_elses_workload(world: World) -> None:
-    """Whoever asks for no less than one that was refused is told what had no room, not whose it was: a workload ahead
-    of it may be another tenant's, and its end is no reason to write all others' anew.
+    """A workload that needs at least as much as a refused one gets the refused resources as its reason, not the other
+    workload's id: that may be another tenant's, and when it ends, the reasons of all others would be rewritten.
     """
     world.region("r")
     world.machine("r/c/m", gpus=2)

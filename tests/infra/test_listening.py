@@ -1,4 +1,4 @@
-"""Notifications wake whoever waits for them, and nothing else does."""
+"""Waiting for notifications of Postgres."""
 
 import asyncio
 import time
@@ -6,51 +6,51 @@ import time
 import psycopg
 import pytest
 
-from infra.db.listening import told
+from infra.db.listening import notified
 
 
-async def test_a_wait_ends_when_something_is_told(database_url: str) -> None:
-    """At once, for all that has come; without anything, after the time-out."""
+async def test_a_notification_ends_the_wait(database_url: str) -> None:
+    """At once, and once for all that have arrived; without a notification, after the time limit."""
     async with (
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener,
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other,
     ):
         await listener.execute("listen here")
-        waiting = asyncio.create_task(told(listener))
+        waiting = asyncio.create_task(notified(listener))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await other.execute("notify here")
         assert await asyncio.wait_for(waiting, 10)
         for n in range(3):
             await other.execute(f"notify here, '{n}'")
-        assert await told(listener, 10)
-        assert not await told(listener, 0.3)
+        assert await notified(listener, 10)
+        assert not await notified(listener, 0.3)
 
 
 async def test_an_ended_connection_is_an_error(database_url: str) -> None:
-    """Nobody waits for a server that is gone."""
+    """A connection that the server ended raises an error instead of waiting for ever."""
     async with (
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener,
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other,
     ):
         await listener.execute("listen here")
-        waiting = asyncio.create_task(told(listener))
+        waiting = asyncio.create_task(notified(listener))
         await asyncio.sleep(0.1)
         await other.execute("select pg_terminate_backend(%s)", (listener.info.backend_pid,))
         with pytest.raises(psycopg.OperationalError):
             for _ in range(10):
                 await asyncio.wait_for(waiting, 10)
-                waiting = asyncio.create_task(told(listener))
+                waiting = asyncio.create_task(notified(listener))
 
 
 async def test_a_cancellation_is_never_lost(database_url: str) -> None:
-    """Not in the moment in which something is told either: whoever listens in a loop would listen for ever."""
+    """Also if it comes with a notification: otherwise a loop that listens would never end."""
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener:
         await listener.execute("listen here")
 
         async def listens() -> None:
             while True:
-                await told(listener, 60.0)
+                await notified(listener, 60.0)
 
         with psycopg.connect(database_url, autocommit=True) as other:
             for turns in range(8):
