@@ -80,8 +80,9 @@ class LimitSettings(_Section):
     Queued workloads, secrets and archive bytes are counted in the database; each API process counts the rest by itself.
     """
 
-    requests_per_key: float = Field(100.0, gt=0)
-    """Requests per second of one key, on average."""
+    requests_per_key: float = Field(200.0, gt=0)
+    """Requests per second of one key, on average. One process changes about 110 workloads a second on two cores; what
+    others get of it is a matter of `concurrent_per_key`."""
     requests_per_tenant: float = Field(200.0, gt=0)
     """The same for all keys of a tenant together."""
     burst_s: float = Field(5.0, ge=1)
