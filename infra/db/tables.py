@@ -38,7 +38,7 @@ class Partition(Base):
     """The folder of its objects in the bucket of each region that has it, with `/` at its end."""
     size_bytes: Mapped[int] = mapped_column(CheckConstraint("size_bytes >= 0"))
     checksum: Mapped[str | None] = mapped_column(CheckConstraint("checksum ~ '^sha256:[0-9a-f]{64}$'"))
-    """Of the lines that `sha256sum` prints for its objects, by path; None: nobody has said it."""
+    """SHA-256 of the lines that `sha256sum` prints for its objects, by path; None: not given at registration."""
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
     """Set by the database: in the order in which the table's partitions became visible."""
 

@@ -303,3 +303,22 @@ async def test_archive_over_the_limit(shared_world: World) -> None:
     """An archive has a limit of its own."""
     answer = await _put(shared_world, b"x" * (shared_world.settings.api.max_archive_bytes + 1), "0" * 64)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
+
+
+async def test_settings_of_regions(world: World) -> None:
+    """What is left out stays; quotas are replaced whole; who changed it is noted."""
+    changed = await act(world, "/v1/regions/north", method="PATCH", body={"storage_bytes": 10**15})
+    assert (changed.status_code, changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (200, 10**15, {})
+    changed = await act(world, "/v1/regions/north", method="PATCH", body={"cpu_hours": {"spark": 5000}})
+    assert (changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (10**15, {"spark": 5000})
+    assert await get(world, "/v1/regions/north") == changed.json()
+    for body, path in (
+        ({"storage_bytes": -1}, "storage_bytes"),
+        ({"cpu_hours": None}, "cpu_hours"),
+        ({"cpu_hours": {"spark": -1}}, "cpu_hours.spark"),
+    ):
+        answer = await act(world, "/v1/regions/north", method="PATCH", body=body)
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+    assert (await act(world, "/v1/regions/mars", method="PATCH", body={})).status_code == 404
+    with world.session() as session:
+        assert session.scalars(select(Audit.action)).all() == ["region.set"] * 2

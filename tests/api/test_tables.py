@@ -1,4 +1,4 @@
-"""Tables, their partitions and replicas, settings of regions, usage, and the instance that is made of them."""
+"""Tables, their partitions and replicas, datacenters, usage, and the instance that is made of them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -275,25 +275,6 @@ async def test_workloads_name_tables_of_namespaces(world: World) -> None:
         assert ("tables[1]", f"could not tell it from {pair[0]}") in [
             (path, told.removeprefix("a task ").partition(":")[0]) for path, told in _errors(wrong)
         ]
-
-
-async def test_settings_of_regions(world: World) -> None:
-    """What is left out stays; quotas are replaced whole; who changed it is noted."""
-    changed = await act(world, "/v1/regions/north", method="PATCH", body={"storage_bytes": 10**15})
-    assert (changed.status_code, changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (200, 10**15, {})
-    changed = await act(world, "/v1/regions/north", method="PATCH", body={"cpu_hours": {"spark": 5000}})
-    assert (changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (10**15, {"spark": 5000})
-    assert await get(world, "/v1/regions/north") == changed.json()
-    for body, path in (
-        ({"storage_bytes": -1}, "storage_bytes"),
-        ({"cpu_hours": None}, "cpu_hours"),
-        ({"cpu_hours": {"spark": -1}}, "cpu_hours.spark"),
-    ):
-        answer = await act(world, "/v1/regions/north", method="PATCH", body=body)
-        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
-    assert (await act(world, "/v1/regions/mars", method="PATCH", body={})).status_code == 404
-    with world.session() as session:
-        assert session.scalars(select(Audit.action)).all() == ["region.set"] * 2
 
 
 async def test_clusters_are_in_datacenters(world: World) -> None:

@@ -44,7 +44,7 @@ def test_one_that_was_used_lately_is_not_asked(
 
 
 def test_one_statement_needs_no_transaction(database: Engine) -> None:
-    """`AUTOCOMMIT` sends neither a begin nor a commit, holds for one use, and its statement stays."""
+    """With `AUTOCOMMIT` a statement is committed without a transaction; the next use has one again."""
     with transaction(database, isolation="AUTOCOMMIT") as opened:
         opened.execute(text("create table kept (n int)"))
         assert _status(opened) == TransactionStatus.IDLE
