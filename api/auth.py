@@ -22,7 +22,6 @@ from api.problems import Kind, Problem, not_found, of_database, over_limit
 from api.threads import Threads
 from infra.config import LimitSettings
 from infra.db.models import ApiKey
-from infra.db.session import transaction
 from infra.keys import hash_api_key
 
 _CALLER = "mizzen.caller"
@@ -97,8 +96,8 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
         raise LoginFailed("no key", _NO_KEY)
     if scheme.lower() != "bearer" or not key:
         raise LoginFailed("no bearer token", "the Authorization header must have the form: Bearer mzn_...")
-    with transaction(engine, isolation="AUTOCOMMIT") as session:
-        row = session.execute(_KEY, {"sha256": hash_api_key(key)}).first()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        row = connection.execute(_KEY, {"sha256": hash_api_key(key)}).first()
     if row is None or row.revoked_at is not None:
         why = "unknown key" if row is None else "revoked key"
         raise LoginFailed(why, "the API key is not known, or was revoked", row, is_token=True)

@@ -3,7 +3,7 @@
 import asyncio
 from functools import lru_cache, partial
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
@@ -11,13 +11,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.openapi import refusals
 from api.problems import Kind, Problem, of_database
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import View
 from infra.db import migrate
 from infra.errors import ConfigurationError
 
 _TEMPORAL_S = 2.0
-router = APIRouter(tags=["service"])
+router = Router(tags=["service"])
 
 
 class HealthView(View):

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from api.auth import Caller, Submitter, Viewer
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found, over_limit, shown
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
 from infra.archives import Tree
@@ -22,7 +23,7 @@ MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60
 _MAX_PATHS = 1 << 20
 """Of an archive, which was judged when it was uploaded, and of a document's files together."""
-router = APIRouter(prefix="/v1/archives", tags=["data"])
+router = Router(prefix="/v1/archives", tags=["data"])
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256, in lower-case hexadecimal")]
 TenantOf = Annotated[

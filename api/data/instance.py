@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field, StringConstraints
 from sqlalchemy.orm import Session
 
@@ -12,6 +12,7 @@ from api.auth import Operator
 from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.problems import FieldError, Kind, Problem, not_found
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
 from domain.ids import DATACENTER_PATTERN, PARTITION_READ_PATTERN
@@ -25,7 +26,7 @@ from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
 
-router = APIRouter(prefix="/v1/tetris", tags=["data"])
+router = Router(prefix="/v1/tetris", tags=["data"])
 _LONGEST_DAYS = 366.0
 _NAMED = 8
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field, StringConstraints
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,13 +16,14 @@ from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line
 from api.openapi import refusals
 from api.problems import Kind, Problem, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from domain import ids
 from infra.db import events, outbox
 from infra.db.nights import Night, NightMove, NightPause, begin_night, moves_by_state, open_night
 
-router = APIRouter(prefix="/v1/tetris", tags=["data"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/tetris", tags=["data"], dependencies=[JsonOnly])
 _MOVE_STATES = Literal["waiting", "copying", "done", "left"]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field, StringConstraints
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,6 +15,7 @@ from api.data.objects import Found, keep_manifests, partition_at, with_checksums
 from api.data.tables import find_table
 from api.openapi import refusals
 from api.problems import FieldError, Kind, Problem
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
@@ -23,7 +24,7 @@ from infra.db.models import Region
 from infra.db.tables import Partition
 from mizzen.objects.manifest import declared_checksum
 
-router = APIRouter(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])
 MAX_APPENDED = 100
 _PartitionName = Annotated[str, StringConstraints(pattern=PARTITION_PATTERN)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import case, func, select, true
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from api.bodies import Body, JsonOnly, Name, TableName
 from api.data.objects import keep_manifests, partitions_of, with_checksums
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db import catalogue, events, integrity, outbox
@@ -24,7 +25,7 @@ from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from infra.errors import CatalogueError
 
 _LONGEST_GRACE_S = 366 * 86400.0
-router = APIRouter(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 
 
 class TableBody(Body):

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import AwareDatetime, Field, StringConstraints, model_validator
 from sqlalchemy.orm import Session
 
 from api.auth import Operator
 from api.bodies import Body, JsonOnly, Line, Name, Read
 from api.problems import FieldError, Kind, Problem
+from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db.reads import unknown_reads
 from infra.db.usage import OWN_SOURCE, record_runs
 
-router = APIRouter(prefix="/v1/usage", tags=["data"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/usage", tags=["data"], dependencies=[JsonOnly])
 MAX_RUNS = 1000
 MAX_TABLES = 1000
 _NAMED = 8

@@ -21,6 +21,9 @@ from infra.db.tables import Table
 
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for this long is not counted on any more."""
+_COUNTED = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
+_KIND = (Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
+_FLEET = select(*_KIND, func.count()).where(_COUNTED).group_by(*_KIND)
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,7 @@ class Shape:
 
 def fleet(session: Session) -> list[Machines]:
     """The machines that submissions count on, equal ones of a cluster together."""
-    columns = (
-        Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes
-    )  # fmt: skip
-    counted = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
-    return [Machines(*row) for row in session.execute(select(*columns, func.count()).where(counted).group_by(*columns))]
+    return [Machines(*row) for row in session.execute(_FLEET)]
 
 
 def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iterable[Machines]) -> None:

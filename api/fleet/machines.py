@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from api.bodies import Body, JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
 from domain.ids import machine_id
@@ -23,7 +24,7 @@ from infra.db import events, outbox
 from infra.db.models import Allocation, Machine, Workload
 from infra.keys import key_fingerprint
 
-router = APIRouter(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
 _PATH = "/{region}/{cluster}/{machine}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
@@ -15,13 +15,14 @@ from api.bodies import Body, Bytes, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import invalid, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db.buckets import BucketState, bucket_states
 from infra.db.models import Cluster, Datacenter, Machine, Region
 from infra.db.silent import SilentRegion, silent_regions
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = Router(prefix="/v1", tags=["fleet"])
 
 
 class SlotsView(View):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
@@ -12,6 +12,7 @@ from api.fleet.machines import find_machine
 from api.fleet.regions import find_region
 from api.openapi import refusals
 from api.problems import Kind, Problem
+from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
@@ -19,7 +20,7 @@ from infra.db.buckets import forget_bucket
 from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
 from infra.db.tables import Replica, Table
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = Router(prefix="/v1", tags=["fleet"])
 _NAMED = 5
 
 

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from fastapi import APIRouter
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator
+from api.routing import Router
 from api.state import StateOf
 from domain.live import (
     LiveHolding,
@@ -26,7 +26,7 @@ from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
 
-router = APIRouter(prefix="/v1", tags=["fleet"])
+router = Router(prefix="/v1", tags=["fleet"])
 
 
 @router.get("/snapshot", summary="Export a snapshot for the simulator")

@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import select
 
 from api.auth import Viewer
 from api.masking import mask
+from api.routing import Router
 from api.state import StateOf
 from api.views import AuditView, View
 from infra.db.logs import Audit
 
-router = APIRouter(prefix="/v1", tags=["tenants"])
+router = Router(prefix="/v1", tags=["tenants"])
 
 
 class AuditPage(View):

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import Field
 from sqlalchemy import func, select
 
@@ -12,13 +12,14 @@ from api.bodies import Body, JsonOnly, Line, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, invalid, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from infra.db.models import ApiKey, Tenant
 from infra.keys import new_api_key
 
 _LONGEST_S = 10 * 366 * 86400
-router = APIRouter(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
+router = Router(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
 
 
 class KeyBody(Body):

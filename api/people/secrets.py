@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
@@ -13,6 +13,7 @@ from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, not_found, over_limit
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
 from infra.db.models import Secret, Tenant
@@ -22,7 +23,7 @@ from infra.master_key import opens
 
 MAX_SECRET = 32 << 10
 _FULL_RETRY_S = 60
-router = APIRouter(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependencies=[JsonOnly])
 
 
 class SecretBody(Body):

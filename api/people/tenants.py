@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import Field
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
@@ -12,13 +12,14 @@ from api.bodies import Body, JsonOnly, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, not_found
+from api.routing import Router
 from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
 from infra.db.models import ApiKey, Archive, Attempt, Secret, Tenant, Workload
 
-router = APIRouter(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
 _MOST = 10**9
 
 GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]

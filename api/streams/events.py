@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy import select
@@ -19,6 +19,7 @@ from api.auth import Caller, Viewer
 from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem
+from api.routing import Router
 from api.state import State, StateOf
 from api.streams.stream import Stream
 from api.views import ReasonView, View, reason_view
@@ -37,7 +38,7 @@ _PAGE = 500
 _RETRY_S = 1.0
 _PATIENCE = 30
 """Reads in a row that may fail, while Postgres is restarted, before a stream is cut off."""
-router = APIRouter(prefix="/v1", tags=["following"])
+router = Router(prefix="/v1", tags=["following"])
 
 
 class EventView(View):

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +16,7 @@ from api.auth import Caller, Viewer
 from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid, not_found
+from api.routing import Router
 from api.state import State, StateOf
 from api.streams.hub import Follower
 from api.streams.segments import TaskLog
@@ -33,7 +34,7 @@ LATE_S = 10.0
 _POLL_S = 0.5
 _LONGEST_POLL_S = 2.0
 _MAX_ATTEMPT = 1 << 62
-router = APIRouter(prefix="/v1/workloads", tags=["following"])
+router = Router(prefix="/v1/workloads", tags=["following"])
 
 
 @dataclass(frozen=True)

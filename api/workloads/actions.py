@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -13,6 +12,7 @@ from api.bodies import MAX_TEXT, Body, JsonOnly, Name
 from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem, invalid
+from api.routing import Router
 from api.state import StateOf
 from api.views import write_audit
 from api.workloads.reading import effective_level, find, view
@@ -25,7 +25,9 @@ from infra.db import events, outbox
 from infra.db.ending import end_queued
 from infra.db.models import Workload
 
-router = APIRouter(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
+router = Router(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
+_CANCEL = "workload.cancel"
+"""In the audit list."""
 
 
 class CancelByLabel(Body):
@@ -136,8 +138,8 @@ def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:
     for row in rows:
         if row.id not in queued:
             outbox.mail(session, row.id, MailKind.CANCEL, 0, by=caller.id)
-        write_audit(session, caller, "workload.cancel", row.id, tenant=row.tenant)
-    end_queued(session, Phase.CANCELLED, queued)
+            write_audit(session, caller, _CANCEL, row.id, tenant=row.tenant)
+    end_queued(session, Phase.CANCELLED, queued, actor=caller.id, action=_CANCEL)
 
 
 def _record(

@@ -4,13 +4,14 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Viewer
 from api.masking import mask
 from api.openapi import refusals
+from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, reason_view
 from api.workloads.reading import effective_level, find
@@ -24,7 +25,7 @@ from infra.db.models import Attempt, Tenant, Workload
 _MAX_QUEUE = 10_000
 _PART = 100
 """So many of the queue are looked up at once, at least."""
-router = APIRouter(prefix="/v1", tags=["following"])
+router = Router(prefix="/v1", tags=["following"])
 
 
 _COLUMNS = (*(getattr(Workload, name) for name in QueueRow._fields[:-1]), Tenant.level.label("tenant_level"))

@@ -1,12 +1,12 @@
 """Reading workloads from Postgres into answers."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import ARRAY, Text, any_, bindparam, func, select, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from api.auth import Caller
 from api.paging import page
 from api.problems import not_found
 from api.views import reason_view
-from api.workloads.reasons import why_all
+from api.workloads.reasons import Why, why_all, why_new
 from api.workloads.views import (
     AllocationList,
     AllocationView,
@@ -40,6 +40,10 @@ PREEMPTIONS = (
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE
 )  # fmt: skip
 """Outcomes of attempts that count as preemptions."""
+# Statements of every request are made once: making one takes as long as carrying it out.
+_FOUND = select(Workload).where(Workload.id == bindparam("id"))
+_LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
+_LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
 
 
 def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
@@ -48,7 +52,7 @@ def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = Fal
     Raises:
         Problem: 404, the same for one that is not there and for another tenant's.
     """
-    row = session.get(Workload, workload_id, with_for_update=lock)
+    row = session.scalars(_LOCKED if lock else _FOUND, {"id": workload_id}).first()
     if row is None or not caller.sees(row.tenant):
         raise not_found("workload", workload_id, is_hidden=row is not None)
     return row
@@ -66,12 +70,12 @@ def view(session: Session, queue: Newest, row: Workload) -> WorkloadView:
 
 def views(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[WorkloadView]:
     """Several workloads, with a fixed number of queries."""
-    return [WorkloadView(**fields) for fields in _fields(session, queue, rows)]
+    return [WorkloadView(**fields) for fields in _fields(session, rows, why_all(session, queue, rows))]
 
 
 def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
     """One workload with its specification and placement."""
-    (fields,) = _fields(session, queue, [row])
+    (fields,) = _fields(session, [row], why_all(session, queue, [row]))
     held = select(Allocation).where(
         Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
     )
@@ -106,6 +110,12 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
     return AttemptList(items=items, next_cursor=following)
 
 
+def submitted(session: Session, row: Workload) -> WorkloadDetail:
+    """One workload that was made in this transaction: no scan has seen it, so its own reason says all."""
+    (fields,) = _fields(session, [row], {row.id: why_new(row)})
+    return WorkloadDetail(**fields, spec=row.spec, placement=[])
+
+
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
     """At most `limit` of a workload's allocations after that of an attempt on a machine, oldest first."""
     order = (Allocation.attempt, Allocation.machine)
@@ -133,9 +143,9 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
     return AllocationList(items=items, next_cursor=following)
 
 
-def _fields(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[dict[str, Any]]:
-    whys = why_all(session, queue, rows)
-    levels = dict(session.execute(select(Tenant.name, Tenant.level)).all()) if rows else {}
+def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why]) -> list[dict[str, Any]]:
+    names = list({row.tenant for row in rows})
+    levels = dict(session.execute(_LEVELS, {"names": names}).all()) if names else {}
     # Attempts tell nothing of those that were never placed, which are most of a long queue.
     placed = [row.id for row in rows if row.attempt]
     preempted = _preemptions(session, placed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView, reason_view
@@ -17,6 +17,11 @@ from infra.db.models import Attempt, Workload
 
 OVERDUE_S = 15.0
 """Every change of the queue asks for a scan. After this time without one, `why` says that the scan is overdue."""
+
+_IDS = bindparam("ids", type_=ARRAY(Text))
+_NOW = select(func.clock_timestamp())
+_CHANGED = select(Event.workload, func.max(Event.at)).where(Event.workload == any_(_IDS)).group_by(Event.workload)
+_WAITING = select(Waiting.workload, Waiting.reasons).where(Waiting.workload == any_(_IDS))
 
 
 class QueueRow(NamedTuple):
@@ -74,6 +79,11 @@ def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> d
     return out
 
 
+def why_new(row: Row) -> Why:
+    """Why a workload waits that was made in this transaction: as `why_all`, which would look for what cannot be."""
+    return Why([view for view in [reason_view(row.reason)] if view is not None])
+
+
 def _why_queued(row: Row, entry: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
     """It is held, over quota, what each region said; nothing where no scan has reached it yet."""
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
@@ -92,9 +102,9 @@ def _unscanned(session: Session, rows: Sequence[Row]) -> dict[str, ReasonView]:
     """Of queued workloads that no scan has reached: that they wait for the next one, or that it is overdue."""
     if not rows:
         return {}
-    newest = select(Event.workload, func.max(Event.at)).where(Event.workload.in_([row.id for row in rows]))
-    changed = dict(session.execute(newest.group_by(Event.workload)).all())
-    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    now: datetime = session.execute(_NOW).scalar_one()
+    old = [row.id for row in rows if (now - row.submitted_at).total_seconds() > OVERDUE_S]
+    changed = dict(session.execute(_CHANGED, {"ids": old}).all()) if old else {}
     out = {}
     for row in rows:
         since = changed.get(row.id) or row.submitted_at
@@ -107,8 +117,7 @@ def _unscanned(session: Session, rows: Sequence[Row]) -> dict[str, ReasonView]:
 def _waiting(session: Session, rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
     if not rows:
         return {}
-    found = select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_([row.id for row in rows]))
-    return dict(session.execute(found).all())
+    return dict(session.execute(_WAITING, {"ids": [row.id for row in rows]}).all())
 
 
 def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None]:

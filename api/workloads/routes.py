@@ -6,7 +6,7 @@ import uuid
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from sqlalchemy import false, select
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
@@ -18,6 +18,7 @@ from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Limit, NumberCursor
 from api.problems import Kind, Problem, invalid
+from api.routing import Router
 from api.state import State, StateOf
 from api.views import reason_view
 from api.workloads import reading
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 AllocationCursor = Annotated[
     str | None, Query(pattern=r"^[0-9]{1,9}:[a-z0-9/-]{0,200}$", description="`next_cursor` of the page before")
 ]
-router = APIRouter(prefix="/v1/workloads", tags=["workloads"])
+router = Router(prefix="/v1/workloads", tags=["workloads"])
 
 _DOCUMENT_BODY: dict[str, Any] = {
     "requestBody": {

@@ -15,7 +15,7 @@ from api.masking import mask
 from api.problems import FieldError, Kind, Problem, shown
 from api.state import State
 from api.views import write_audit
-from api.workloads.reading import detail
+from api.workloads.reading import detail, submitted
 from api.workloads.views import SubmittedView
 from domain.ids import new_workload_id
 from domain.reasons import Reason, ReasonCode
@@ -117,7 +117,8 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
                 f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
             )
         row = session.get_one(Workload, known.workload)
-        return _submitted(state, session, caller, row, never(WorkloadSpec.model_validate(row.spec), fleet(session)))
+        held_by_none = never(WorkloadSpec.model_validate(row.spec), fleet(session))
+        return mask(session, caller, SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none))
 
 
 def _insert(
@@ -155,12 +156,4 @@ def _insert(
     )  # fmt: skip
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
     outbox.wake_scheduler(session)
-    session.refresh(row)
-    return _submitted(state, session, caller, row, held_by_none)
-
-
-def _submitted(
-    state: State, session: Session, caller: Caller, row: Workload, held_by_none: str | None
-) -> SubmittedView:
-    made = SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none)
-    return mask(session, caller, made)
+    return SubmittedView(**dict(submitted(session, row)), never=held_by_none)

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.util import identity_key
 
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol import MailKind
@@ -18,7 +20,8 @@ _END = text(
     " as e (id, reason)"
     "), ended as ("
     " update workload as w set phase = cast(:phase as text), reason = e.reason, finished_at = now() from ending as e"
-    " where w.id = e.id and w.phase = any(:queued) returning w.id, w.tenant, w.attempt, w.region, w.reason"
+    " where w.id = e.id and w.phase = any(:queued)"
+    " returning w.id, w.tenant, w.attempt, w.region, w.reason, w.finished_at"
     "), written as ("
     " insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
     " select 'workload.' || cast(:phase as text), tenant, id, attempt, region, reason, '{}',"
@@ -29,19 +32,32 @@ _END = text(
     "), mails as ("
     " insert into outbox (kind, workload, body) select 'mail', id, jsonb_build_object('kind', cast(:mail as text),"
     " 'attempt', attempt, 'detail', cast(:details as jsonb) -> id) from ended where attempt > 0"
-    "), wakes as (insert into outbox (kind, body) values ('wake', '{}'))"
+    "), audited as ("
+    " insert into audit (actor, tenant, action, target, detail)"
+    " select :actor, tenant, :action, id, '{}' from ended where cast(:actor as text) is not null"
+    "), wakes as (insert into outbox (kind, body) values ('wake', '{}')"
+    "), noticed as ("
     f" select pg_notify('{events.CHANNEL}', ''), pg_notify('{outbox.CHANNEL}', '')"
+    ") select id, reason, finished_at from ended cross join noticed"
 )
 
 
-def end_queued(session: Session, phase: Phase, ending: Mapping[str, tuple[Reason, Mapping[str, Any]]]) -> None:
+def end_queued(
+    session: Session,
+    phase: Phase,
+    ending: Mapping[str, tuple[Reason, Mapping[str, Any]]],
+    *,
+    actor: str | None = None,
+    action: str = "",
+) -> None:
     """Ends queued workloads, whose rows the caller has locked: row, event, and mail to the workflows that there are.
 
-    `ending` is id to the reason, and to the detail of the mail by which a workflow comes to the same end. An award
-    takes the same locks, so a workload is ended before it is placed, or found placed by the caller.
+    `ending` is id to the reason, and to the detail of the mail by which a workflow comes to the same end. `actor` and
+    `action` are for the audit list, where somebody asked for it. An award takes the same locks, so a workload is ended
+    before it is placed, or found placed by the caller.
     """
     if ending:
-        session.execute(
+        ended = session.execute(
             _END,
             {
                 "ids": list(ending),
@@ -50,8 +66,12 @@ def end_queued(session: Session, phase: Phase, ending: Mapping[str, tuple[Reason
                 "phase": phase.value,
                 "queued": sorted(QUEUED_PHASES),
                 "mail": MailKind.CANCEL.value,
+                "actor": actor,
+                "action": action,
             },
         )
-        for row in session.identity_map.values():
-            if isinstance(row, Workload) and row.id in ending:
-                session.expire(row)
+        for id_, reason, finished_at in ended:
+            row = session.identity_map.get(identity_key(Workload, id_))
+            if row is not None:  # Now as in the database, without reading it again.
+                for name, value in (("phase", phase.value), ("reason", reason), ("finished_at", finished_at)):
+                    set_committed_value(row, name, value)

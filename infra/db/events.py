@@ -5,12 +5,12 @@ those that commit late. Readers here follow (txid, id) and stop before the oldes
 lies below it is complete for ever.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import literal_column, select, text, tuple_
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from domain.reasons import Reason
@@ -18,6 +18,13 @@ from infra.db.logs import Event
 
 CHANNEL = "mizzen_event"
 """`NOTIFY` channel: something was written to the event log."""
+_RECORD = text(
+    "with written as ("
+    " insert into event (kind, tenant, workload, attempt, region, machine, reason, detail, dedup)"
+    " values (:kind, :tenant, :workload, :attempt, :region, :machine, cast(:reason as jsonb),"
+    " cast(:detail as jsonb), :dedup) on conflict on constraint event_once do nothing returning id"
+    f") select pg_notify('{CHANNEL}', '') from written"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -63,26 +70,19 @@ def record(
     With `dedup`, a second event of the same workload and key is not written; False tells so.
     """
     body = reason.to_json() if isinstance(reason, Reason) else reason
-    statement = (
-        insert(Event)
-        .values(
-            kind=kind,
-            tenant=tenant,
-            workload=workload,
-            attempt=attempt,
-            region=region,
-            machine=machine,
-            reason=body,
-            detail=detail or {},
-            dedup=dedup,
-        )
-        .on_conflict_do_nothing(constraint="event_once")
-        .returning(Event.id)
-    )
-    written = session.execute(statement).scalar() is not None
-    if written:
-        session.execute(text(f"notify {CHANNEL}"))
-    return written
+    values = {
+        "kind": kind,
+        "tenant": tenant,
+        "workload": workload,
+        "attempt": attempt,
+        "region": region,
+        "machine": machine,
+        "reason": None if body is None else json.dumps(body),
+        "detail": json.dumps(detail or {}),
+        "dedup": dedup,
+    }
+    session.flush()
+    return session.execute(_RECORD, values).first() is not None
 
 
 def read_after(

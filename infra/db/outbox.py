@@ -1,5 +1,6 @@
 """Writing mail to Temporal in the transaction that makes it true. `activities.dispatch` delivers it afterwards."""
 
+import json
 from typing import Any
 
 from sqlalchemy import text
@@ -7,10 +8,13 @@ from sqlalchemy.orm import Session
 
 from domain.protocol import ON_DEMAND, MailKind
 from infra.db import events
-from infra.db.logs import Outbox
 
 CHANNEL = "mizzen_outbox"
 """`NOTIFY` channel: something was put into the outbox."""
+_PUT = text(
+    "with put as (insert into outbox (kind, workload, body) values (:kind, :workload, cast(:body as jsonb)))"
+    f" select pg_notify('{CHANNEL}', '')"
+)
 
 
 def wake_readers(session: Session) -> None:
@@ -22,9 +26,8 @@ def wake_readers(session: Session) -> None:
 
 
 def _put(session: Session, kind: str, workload: str | None, body: dict[str, Any]) -> None:
-    session.add(Outbox(kind=kind, workload=workload, body=body))
     session.flush()
-    session.execute(text(f"notify {CHANNEL}"))
+    session.execute(_PUT, {"kind": kind, "workload": workload, "body": json.dumps(body)})
 
 
 def start_workload(session: Session, workload: str, *, attempt: int = 0, placed: bool = False) -> None:

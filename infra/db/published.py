@@ -152,6 +152,9 @@ def _unpack(body: Mapping[str, Any], packed: bytes) -> Queue:
     return Queue(body["scan"], body["scanned_at_s"], quotas, body["types"], **columns)
 
 
+_AT = select(Publication.at).where(Publication.name == NAME)
+
+
 class Newest:
     """The publication as a process reads it again and again: only when there is another one."""
 
@@ -161,7 +164,7 @@ class Newest:
 
     def load(self, session: Session) -> Queue:
         """What is published now."""
-        at = session.scalar(select(Publication.at).where(Publication.name == NAME))
+        at = session.scalar(_AT)
         with self._lock:
             if at is None:
                 return NOTHING

@@ -36,6 +36,8 @@ class Faults:
         self._seen = seen
         self._restart = restart
         self._replacing = threading.Lock()
+        self.filled = 0
+        """How often the file system of the stack's folder has been filled."""
         self.done: list[str] = []
         """The kinds of faults that hit something."""
 
@@ -55,6 +57,10 @@ class Faults:
             "tree-killed": self._tree_killed,
         }
         return act[fault.kind](fault)
+
+    def is_full(self) -> bool:
+        """Whether there is no room in the stack's folder at this moment."""
+        return any(self._up.data.parent.glob("filler.*"))
 
     # -------------------------------------------------------------------------------------------------- processes
 
@@ -186,7 +192,8 @@ class Faults:
         """Fills the file system of the stack's folder, where it is one of its own."""
         if not os.path.ismount(self._up.data.parent):
             return None
-        filler = self._up.data.parent / "filler"
+        filler = self._up.data.parent / f"filler.{self.filled}"
+        self.filled += 1
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 block = bytes(size)

@@ -128,10 +128,13 @@ def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule
         give_up_s = time.monotonic() + _RESTART_S
         with restarting:
             while True:
+                was_full, filled = faults.is_full(), faults.filled
                 try:
                     return up.start(machines=False)
                 except (Exception, SystemExit) as error:  # SystemExit is the harness's word that the stack ended
-                    seen.stack_failures.append(f"not up again: {error}")
+                    # A stack that cannot start without room may say so and end.
+                    if not was_full and faults.filled == filled:
+                        seen.stack_failures.append(f"not up again: {error}")
                     if time.monotonic() > give_up_s:
                         raise
                     time.sleep(1.0)

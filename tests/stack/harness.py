@@ -155,6 +155,12 @@ class Up:
         """A workload's phase."""
         return str(self.client().workload(workload)["phase"])
 
+    def saved_step(self, workload: str) -> int | None:
+        """The step of a workload's newest checkpoint: with one, the task that saves knows what a SIGTERM asks for."""
+        progress = self.client().workload(workload).get("progress") or {}
+        step: int | None = progress.get("checkpoint_step")
+        return step
+
     def ended(self, workload: str) -> bool:
         """Whether it succeeded.
 

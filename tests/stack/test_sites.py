@@ -170,8 +170,7 @@ def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
     west.start()
     wait_until(lambda: len(east.ready_machines()) == 2, "both know both")
     workloads.append(east.submit("second", steps=60, step_s=0.1, tasks=4))
-    step = lambda: (east.client().workload(workloads[1]).get("progress") or {}).get("step")  # noqa: E731
-    wait_until(lambda: west.phase(workloads[1]) == "running" and step(), "the second makes progress")
+    wait_until(lambda: west.phase(workloads[1]) == "running" and east.saved_step(workloads[1]), "the second has saved")
     assert [a["region"] for w in workloads for a in east.client().attempts(w)] == ["east", "west"]
     began_s = time.monotonic()
     assert west.interrupt() == 0

@@ -54,7 +54,7 @@ def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
     """Ctrl-C asks for a checkpoint and leaves no process; at the next start the workload goes on from there."""
     gate = tmp_path / "gate"
     workload = shared.submit("long", steps=60, step_s=0.2, tasks=2, gate=gate)
-    wait_until(lambda: (shared.client().workload(workload).get("progress") or {}).get("step"), "it makes progress")
+    wait_until(lambda: shared.saved_step(workload), "it has saved")
     assert shared.interrupt() == 0
     assert processes_of(shared.data) == {}
     gate.touch()
