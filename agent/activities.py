@@ -42,6 +42,7 @@ from domain.protocol import (
     RunNode,
     StopNode,
 )
+from infra.pidfds import first_end
 
 _log = logging.getLogger(__name__)
 _TRIES = 5
@@ -248,7 +249,12 @@ class NodeActivities:
                 if any(end.started and not end.succeeded for end in ends if end is not None):
                     noticed = True
                     await self._notify(running, grace_s, told=False)
-            await asyncio.sleep(self._config.poll_interval_s)
+            await self._next_look(running)
+
+    async def _next_look(self, running: Sequence[RunFolder]) -> None:
+        """Until one of `running` has ended, or it is time to look at what they report."""
+        shims = [identities[0].pid for run in running if (identities := run.identities()) is not None]
+        await first_end(shims, self._config.poll_interval_s)
 
     async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
         """Those of `runs` that run. Lost ones are settled first, and overdue ones ended by force."""
@@ -280,8 +286,8 @@ class NodeActivities:
         # Whoever is starting tasks right now looks at the stopped attempt under the same lock.
         async with self._lock(workload_id):
             await self._notify(runs, grace_s, told=True)
-        while await self._running(runs):
-            await asyncio.sleep(self._config.poll_interval_s)
+        while running := await self._running(runs):
+            await self._next_look(running)
         for folder in folders:
             self._ship_all(folder)
         await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)

@@ -55,8 +55,8 @@ class AgentConfig(BaseModel):
     """Of a node whose tasks run, with their progress; each one costs the Temporal server a write."""
     attend_interval_s: float = Field(10.0, gt=0)
     """Of an idle machine; more often where the heartbeat timeout asks for it."""
-    poll_interval_s: float = Field(0.25, ge=0.05)
-    """How often running tasks are looked at."""
+    poll_interval_s: float = Field(0.5, ge=0.05)
+    """How often it is looked at what running tasks report; their ends are noticed at once."""
     hello_interval_s: float = Field(30.0, gt=0)
     """How often an agent that nobody attends to announces itself again."""
     keep_runs_s: float = Field(600.0, ge=0)

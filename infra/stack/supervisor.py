@@ -16,14 +16,13 @@ from pathlib import Path
 from infra.beat import VARIABLE, Ear
 from infra.config import LivenessSettings
 from infra.errors import StackError
+from infra.pidfds import first_end
 from infra.stack import leftovers
 from infra.stack.liveness import Liveness, Part, Probe
 
 _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0
-_LOOK_S = 0.1
-"""Poll interval where pidfds are not available."""
 
 
 def dies_with_parent(signal_name: str = "TERM") -> list[str]:
@@ -197,25 +196,8 @@ class Supervisor:
 
 async def ended(process: subprocess.Popen[bytes]) -> None:
     """Waits for the end of a child of this process, without polling, where the kernel allows it."""
-    if process.poll() is not None:
-        return
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it was reaped in between
-        return
-    except OSError:  # an old kernel, or a sandbox that refuses it
-        while process.poll() is None:
-            await asyncio.sleep(_LOOK_S)
-        return
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    loop.add_reader(descriptor, told.set)
-    try:
-        await told.wait()
-        process.poll()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    while process.poll() is None:
+        await first_end([process.pid])
 
 
 def stop_process(child: Child) -> None:

@@ -24,8 +24,8 @@ from tests.agent.harness import PYTHON, STUBBORN, Lab, description, processes_of
 
 
 async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that ends before the first heartbeat is due costs the Temporal server none."""
-    config = lab.config(heartbeat_interval_s=300.0)
+    """A task that ends before the first heartbeat is due costs the Temporal server none, and its end needs no look."""
+    config = lab.config(heartbeat_interval_s=300.0, poll_interval_s=300.0)
     launch = description(lab.region, config, "exit 0")
     key = lab.write(launch)
     beats: list[tuple[Any, ...]] = []
@@ -93,8 +93,11 @@ async def test_a_failure_stops_the_siblings(lab: Lab) -> None:
 
 
 async def test_stop_leaves_nothing(lab: Lab) -> None:
-    """Stop kills what ignores its notice, after the grace, in every session; run and stop both say `stopped`."""
-    config = lab.config()
+    """Stop kills what ignores its notice, after the grace, in every session; run and stop both say `stopped`.
+
+    Both know it at once, however seldom they look.
+    """
+    config = lab.config(poll_interval_s=300.0)
     launch = description(
         lab.region,
         config,

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from infra.pidfds import first_end
 from infra.stack.supervisor import ended
 
 
@@ -33,6 +34,26 @@ async def test_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch, tells: bool) -
     finally:
         process.kill()
         process.wait()
+
+
+async def test_one_end_of_several_and_a_time_limit() -> None:
+    """The first end counts, of processes that are nobody's children here too; without one the time limit does."""
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert shell.stdout is not None
+    grandchild = int(shell.stdout.readline())
+    try:
+        await first_end([shell.pid, grandchild], 0.1)
+        waiting = asyncio.create_task(first_end([shell.pid, grandchild]))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        os.kill(grandchild, signal.SIGKILL)
+        await asyncio.wait_for(waiting, 20)
+        shell.wait(20)
+        await asyncio.wait_for(first_end([shell.pid]), 20)
+    finally:
+        shell.kill()
+        shell.wait()
+        shell.stdout.close()
 
 
 async def test_whoever_waits_may_be_cancelled() -> None:
