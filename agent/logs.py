@@ -150,6 +150,13 @@ class LogStream:
         self._gap: list[int] | None = body.get("gap")  # First and last byte (exclusive) that will never be shipped.
         self.done = bool(body["done"])
 
+    def is_silent(self) -> bool:
+        """Whether all that the task has printed so far is shipped; one look at the file, without a wait."""
+        try:
+            return self._gap is None and self._run.output.stat().st_size == self._raw
+        except FileNotFoundError:
+            return True
+
     def ship(self, *, final: bool) -> bool:
         """Ship one segment, if there is enough for one; returns whether there is reason to call again at once.
 
@@ -342,6 +349,9 @@ class Shipping:
                 state = tasks.look(run)
                 if state is State.LOST:
                     await loop.run_in_executor(self._executor, tasks.settle, run)
+                    continue
+                if stream is not None and state is State.RUNNING and stream.is_silent():
+                    await asyncio.sleep(pause_s)
                     continue
                 ship = partial(_ship, stream, make, final=state is State.ENDED)
                 stream, more = await loop.run_in_executor(self._executor, ship)
