@@ -13,6 +13,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mizzen.checkpoint import Checkpointer, StateError, Tracked
 from mizzen.checkpoint.parts import decode, encode
@@ -127,13 +128,45 @@ def test_lazy_and_tied_tensors() -> None:
         (torch.eye(3).to_sparse(), "a tensor of torch.sparse_coo is not stored"),
         (torch.zeros(3, device="meta"), "on the device 'meta' has no values"),
         (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "a tensor of NestedTensor is not stored"),
+        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "a nested tensor is not stored"),
+        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "a quantised tensor is not stored"),
+        (nn.LazyLinear(2).weight, "a parameter of a lazy module has no values"),
+        (FakeTensorMode().from_tensor(torch.zeros(2)), "'meta' has no values|without memory has no values"),
     ],
-    ids=["sparse", "meta", "nested"],
+    ids=["sparse", "meta", "jagged", "nested", "quantised", "lazy", "fake"],
 )
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_other_layouts_are_refused(tensor: torch.Tensor, message: str) -> None:
     """What is no plain tensor is refused with its place."""
     with pytest.raises(StateError, match=rf"part 'p' at a/0: .*{message}"):
         encode("p", {"a": [tensor]})
+
+
+class Scaled(nn.Module):
+    """Its second version stores the scale as a factor, its first as a percentage."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *more: Any) -> None:
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}scale"] = state_dict[f"{prefix}scale"] / 100
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_states_of_modules_keep_their_version(version: int) -> None:
+    """A module migrates a state of an older version, and leaves one of its own version alone, as with torch.save."""
+    state = nn.Sequential(Scaled()).state_dict()
+    state._metadata["0"]["version"] = version  # type: ignore[attr-defined]
+    if version == 1:
+        state["0.scale"] = torch.tensor(50.0)
+    model = nn.Sequential(Scaled())
+    model.load_state_dict(decode("tensors", content(state)))
+    assert float(model[0].scale) == 0.5
 
 
 def a_training(seed: int) -> dict[str, Any]:

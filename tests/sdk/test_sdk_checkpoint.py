@@ -52,6 +52,15 @@ def assert_same(left: Any, right: Any) -> None:
         assert left == right
 
 
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` is the home folder, not a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Checkpointer("~/runs").save(1, {"step": 1})
+    assert [manifest.step for manifest in list_committed(tmp_path / "home" / "runs")] == [1]
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     """Arrays of any order, nesting and emptiness, JSON values and bytes load as they were saved."""
     saved = Checkpointer(tmp_path).save(7, STATE)

@@ -240,6 +240,22 @@ TALKS: dict[str, Talk] = {
 }
 
 
+def test_gcp_preemption_is_seen_where_the_rest_is_not_known(serve: Serve) -> None:
+    """An answer that says nothing of the age limit delays no poll, and is asked for again after a minute."""
+    cloud, time_s = Gcp(), 0.0
+    cloud.values |= {"scheduling/preemptible": "TRUE", "scheduling/provisioning-model": "STANDARD"}
+    cloud.strange = "scheduling/preemptible"
+    watcher = GcpWatcher(serve(cloud), clock=now, monotonic=lambda: time_s, started_at_s=lambda: NOW_S - 86_300)
+    assert [watcher.poll() for _ in range(3)] == [None] * 3
+    assert sum(path.endswith("scheduling/preemptible") for _, path in cloud.asked) == 1
+    cloud.values["preempted"] = "TRUE"
+    notice = watcher.poll()
+    assert notice is not None and notice.kind is Kind.PREEMPT
+    cloud.values["preempted"], cloud.strange, time_s = "FALSE", None, 61.0
+    notice = watcher.poll()
+    assert notice is not None and notice.kind is Kind.AGE_LIMIT
+
+
 @pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS.keys())
 def test_bad_servers_are_errors_of_one_kind(make: Callable[[str], Watcher], talk: Talk) -> None:

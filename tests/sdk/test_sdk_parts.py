@@ -7,7 +7,7 @@ import struct
 from collections import Counter, OrderedDict, namedtuple
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -213,7 +213,6 @@ class Level(IntEnum):
     ("value", "loaded"),
     [
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
-        (namedtuple("Point", "x y")(1, [2]), (1, [2])),
         ([bytearray(b"ab"), memoryview(b"abcd")[::2]], [b"ab", b"ac"]),
         (Counter({30: 1, 80: 2}), Counter({30: 1, 80: 2})),
         ([Colour.RED, Level.HIGH, {Colour.RED: 1}], ["red", 3, {"red": 1}]),
@@ -225,6 +224,48 @@ class Level(IntEnum):
 def test_other_classes_load_as_the_plain_ones(value: Any, loaded: Any) -> None:
     """Subclasses and buffers come back as the plain type that the docs name; counters as counters."""
     assert_same(back(value), loaded)
+
+
+Point = namedtuple("Point", "x y")
+
+
+def test_named_tuples_come_back_as_their_class() -> None:
+    """Also where they are nested; where their class is not imported, as one of the same name and fields."""
+
+    class Inner(NamedTuple):
+        total: int
+        mu: Any
+
+    tree = {"state": (Point(1, [Inner(2, np.arange(3))]),)}
+    (point,) = back(tree)["state"]
+    (inner,) = point.y
+    assert type(point) is Point and point.x == 1
+    assert (type(inner).__name__, type(inner)._fields, inner.total) == ("Inner", ("total", "mu"), 2)
+    assert inner.mu.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "tagged",
+    ['["os","system",["a"],[1]]', '["builtins","tuple",["a"],[1]]', '["x","y",["class"],[1]]', '["x","y",["a b"],[1]]',
+     '["x","y z",["a"],[1]]', '["x","y",["a"],[1,2]]', '["x"]'],
+)  # fmt: skip
+def test_a_named_tuple_runs_nothing(tagged: str) -> None:
+    """What a file names is no call: it is a plain named tuple, or the file is damaged."""
+    try:
+        value = decode("json", bytearray(b'{"$namedtuple":' + tagged.encode() + b"}"))
+    except CorruptCheckpointError:
+        return
+    assert tuple(value) == (1,) and type(value)._fields == ("a",)
+
+
+def test_the_versions_of_modules_come_back() -> None:
+    """`_metadata` of a module's state is kept: a module migrates states of older versions by it."""
+    state = OrderedDict(weight=np.arange(2.0))
+    state._metadata = OrderedDict([("", {"version": 2}), ("layer", {"version": 1})])  # type: ignore[attr-defined]
+    found = back({"model": state, "plain": OrderedDict(a=1)})
+    assert found["model"]._metadata == {"": {"version": 2}, "layer": {"version": 1}}
+    assert type(found["model"]) is OrderedDict and found["model"]["weight"].tolist() == [0.0, 1.0]
+    assert not hasattr(found["plain"], "_metadata")
 
 
 @pytest.mark.parametrize(

@@ -128,15 +128,17 @@ def _of_array(where: str, array: Any) -> Stored:
 
 
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
-    if hasattr(tensor, "__tensor_flatten__") or tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = type(tensor).__name__ if hasattr(tensor, "__tensor_flatten__") else str(tensor.layout)
-        raise StateError(f"{where}: a tensor of {kind} is not stored; give plain strided tensors, such as its parts")
-    if tensor.device.type == "meta":
-        raise StateError(f"{where}: a tensor on the device 'meta' has no values to store")
+    if kind := _unstored(tensor, torch):
+        raise StateError(f"{where}: {kind} is not stored; give plain strided tensors, such as its parts")
+    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
+        what = "a tensor on the device 'meta'" if tensor.device.type == "meta" else "a parameter of a lazy module"
+        raise StateError(f"{where}: {what} has no values to store")
     name = str(tensor.dtype).removeprefix("torch.")
     _check_type(where, "torch", name, str(tensor.dtype))
     # Copies only what is on another device, not in C order, or a lazy conjugate or negative.
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if tensor.numel() and not flat.data_ptr():
+        raise StateError(f"{where}: a {type(tensor).__name__} without memory has no values to store")
     place = tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
     signs = (tensor.is_conj(), tensor.is_neg())
     where_in = (str(tensor.device), place, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
@@ -148,6 +150,15 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         data=_memory(flat),
         identity=("torch", *where_in, name, signs),
     )
+
+
+def _unstored(tensor: Any, torch: ModuleType) -> str | None:
+    """What kind of a tensor it is, if that is none whose elements can be stored."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"a tensor of {type(tensor).__name__}"
+    if tensor.is_quantized or tensor.is_nested:
+        return "a quantised tensor" if tensor.is_quantized else "a nested tensor"
+    return None if tensor.layout is torch.strided else f"a tensor of {tensor.layout}"
 
 
 def _memory(tensor: Any) -> Chunk:

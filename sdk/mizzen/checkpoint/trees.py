@@ -6,6 +6,8 @@ What JSON has is written as it is. All else is an object with one key that begin
 | --- | --- |
 | a dict whose keys are not all strings, or that looks like one of these | `{"$dict": [[key, value], ...]}` |
 | tuple | `{"$tuple": [...]}` |
+| named tuple | `{"$namedtuple": [module, class, [field, ...], [...]]}` |
+| a module's `state_dict()`, with its `_metadata` | `{"$state_dict": [{...}, metadata]}` |
 | collections.Counter | `{"$counter": [[key, count], ...]}` |
 | nan, inf, -inf | `{"$float": "nan"}` |
 | an integer of more than 1024 bits | `{"$int": "0x..."}` |
@@ -15,14 +17,14 @@ What JSON has is written as it is. All else is an object with one key that begin
 | numpy array, torch tensor | `{"$numpy": name}`, `{"$torch": name}`, or `[name, type]` where the file's type differs |
 
 Tensors are named by their path (`layer/weight`). Dicts keep their order. A dict of another class comes back as a dict,
-a named tuple as a tuple, a bytearray as bytes. What is the same memory twice, such as tied weights, is stored once and
-comes back as one object.
+a bytearray as bytes. A named tuple comes back as its class where that is imported already, else as one of the same name
+and fields. What is the same memory twice, such as tied weights, is stored once and comes back as one object.
 """
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
@@ -101,9 +103,12 @@ class _Flattening:
         if isinstance(value, Counter):
             return {"$counter": self._pairs(value, path)}
         if isinstance(value, Mapping):
-            return self._mapping(value, path)
+            content, metadata = self._mapping(value, path), getattr(value, "_metadata", None)
+            if not isinstance(metadata, Mapping):
+                return content
+            return {"$state_dict": [content, self.written(metadata, (*path, "_metadata"))]}
         if isinstance(value, tuple):
-            return {"$tuple": self._items(value, path)}
+            return self._tuple(value, path)
         if isinstance(value, complex):
             return {"$complex": [self.written(value.real, path), self.written(value.imag, path)]}
         for plain, convert in _PLAIN.items():
@@ -112,6 +117,13 @@ class _Flattening:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         known = "numbers, strings, bytes, lists, tuples, dicts, numpy arrays and torch tensors"
         raise StateError(f"{where}: {name} is not stored; give {known}, or as a part of its own Pickled(value)")
+
+    def _tuple(self, value: tuple[Any, ...], path: tuple[str, ...]) -> dict[str, Any]:
+        kind, fields = type(value), getattr(value, "_fields", ())
+        if not fields or not _are_fields(fields, len(value)):
+            return {"$tuple": self._items(value, path)}
+        items = [self.written(item, (*path, field)) for field, item in zip(fields, value, strict=True)]
+        return {"$namedtuple": [kind.__module__, kind.__qualname__, list(fields), items]}
 
     def _items(self, values: Any, path: tuple[str, ...]) -> list[Any]:
         return [self.written(item, (*path, str(index))) for index, item in enumerate(values)]
@@ -151,6 +163,26 @@ class _Flattening:
         return name
 
 
+def _are_fields(fields: Any, count: int) -> bool:
+    """Whether these are the names of a named tuple's `count` items."""
+    return (
+        isinstance(fields, Sequence)
+        and len(fields) == count
+        and all(isinstance(field, str) and field.isidentifier() for field in fields)
+    )
+
+
+def _named_tuple(module: str, name: str, fields: list[str]) -> Callable[..., Any]:
+    """The class of a named tuple if it is imported, and has these fields; else one made like it. Imports nothing."""
+    found: Any = loaded(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
+        # Not its own constructor, which may do anything.
+        return lambda *items: tuple.__new__(found, items)
+    return namedtuple(name.rpartition(".")[2], fields)
+
+
 def _of_bytes(data: Chunk, place: int) -> Stored:
     return Stored("numpy", "U8", (len(data),), None, data, ("bytes", place, len(data)))
 
@@ -181,6 +213,14 @@ class _Restoring:
                 return Counter({self.read(key): self.read(item) for key, item in content})
             case "$tuple":
                 return tuple(self.read(item) for item in content)
+            case "$namedtuple":
+                module, name, fields, items = content
+                return _named_tuple(module, name, fields)(*(self.read(item) for item in items))
+            case "$state_dict":
+                entries, metadata = content
+                state: OrderedDict[Any, Any] = OrderedDict(self.read(entries))
+                state._metadata = self.read(metadata)  # type: ignore[attr-defined]
+                return state
             case "$float":
                 return float(content)
             case "$int":

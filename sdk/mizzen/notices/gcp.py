@@ -1,5 +1,7 @@
 """GCP: the metadata server's word of preemption, and the 24 hours that a preemptible (not Spot) machine lives."""
 
+import contextlib
+import math
 import os
 import signal
 import time
@@ -11,6 +13,8 @@ from mizzen.notices.notice import DEFAULT_LEAD_S, Kind, Notice, Watcher, Window
 WINDOW_S = 30.0
 PERIOD_S = 1.0
 AGE_LIMIT_S = 24 * 3600.0
+_ASK_AGAIN_S = 60.0
+"""Whether the machine is preemptible is asked again so long after an answer that says nothing."""
 
 _INSTANCE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -42,6 +46,7 @@ class GcpWatcher(Watcher):
         lead_s: float = DEFAULT_LEAD_S,
         started_at_s: Callable[[], float] = boot_s,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is asked yet.
 
@@ -52,6 +57,7 @@ class GcpWatcher(Watcher):
             lead_s: how long before it the 24 hours' end is told.
             started_at_s: gives the start of the machine, in seconds since the epoch.
             clock: seconds since the epoch.
+            monotonic: seconds of a clock that nobody sets.
 
         Raises:
             ValueError: the address, or `MIZZEN_NOTICE_WINDOW_S`, is not in its form.
@@ -65,6 +71,8 @@ class GcpWatcher(Watcher):
         )
         self._metadata = Metadata(base or base_of(environ), timeout_s)
         self._started_at_s = started_at_s
+        self._monotonic = monotonic
+        self._ask_at_s = -math.inf
         self._limited: bool | None = None
         self._ends_at_s: float | None = None
 
@@ -84,9 +92,12 @@ class GcpWatcher(Watcher):
             raise self._metadata.unexpected(f"{_INSTANCE}preempted", answer)
         if answer.text.upper() == "TRUE":
             return self._notice(Kind.PREEMPT, "instance/preempted is TRUE")
-        if self._limited is None:
-            self._limited = self._is_limited()
-            self._ends_at_s = self._started_at_s() + AGE_LIMIT_S if self._limited else None
+        if self._limited is None and self._monotonic() >= self._ask_at_s:
+            self._ask_at_s = self._monotonic() + _ASK_AGAIN_S
+            # What is not known of the age limit must not delay the next look at the preemption.
+            with contextlib.suppress(MetadataError):
+                self._limited = self._is_limited()
+                self._ends_at_s = self._started_at_s() + AGE_LIMIT_S if self._limited else None
         # One that is older lives by other rules than these. It is not told, or every restart on it would end at once.
         if self._ends_at_s is not None and self._ends_at_s - self.lead_s <= self._clock() < self._ends_at_s:
             return self._notice(Kind.AGE_LIMIT, "scheduling/preemptible is TRUE: 24 hours at most", self._ends_at_s)
