@@ -60,9 +60,9 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 chaos: setup $(VENV)/.compiled
 	@$(BIN)/python -m tests.chaos --seeds 10 $(ARGS)
 
-# Copies and nights, killed at random instants many times over.
+# Copies and nights, killed at random instants many times over; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
-	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities $(ARGS)
+	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
 
 # All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms). The one of checkpoints
 # needs torch.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psycopg
 import pytest
 from sqlalchemy import Engine
@@ -22,6 +23,9 @@ from infra.stack.postgres import EmbeddedPostgres
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
+# By default an example that takes longer than 200 ms is an error, as it does now and then on a busy machine.
+hypothesis.settings.register_profile("mizzen", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("mizzen")
 
 _STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
 

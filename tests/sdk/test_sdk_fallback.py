@@ -15,6 +15,7 @@ import pytest
 from mizzen.checkpoint import Checkpointer, CheckpointError, CheckpointWarning, Manifest, list_committed, manifest
 
 STATE = {"model": {"w": np.arange(300.0)}, "rng": {"seed": 5}, "raw": b"x" * 300}
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "1"))
 FILES = ("part-model.safetensors", "part-rng.json", "part-raw.bin", "0000000003.json")
 
 
@@ -93,7 +94,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
-    """Several damaged ones are passed over, newest first; with nothing left, nothing is loaded."""
+    """Several damaged ones are passed over, newest first; where none is left, that is an error."""
     checkpointer = Checkpointer(tmp_path, keep=3)
     saved = [checkpointer.save(step, {"raw": b"%d" % step}) for step in (1, 2, 3)]
     for index in (2, 1):
@@ -103,9 +104,76 @@ def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
     assert found is not None and found.step == 1
     assert [entry.name.split()[-1] for entry in checkpointer.skipped] == [saved[2].name, saved[1].name]
     _empty(tmp_path / saved[0].parts[0].key)
+    lost = f"none of 3 checkpoints or records can be loaded; the newest: .*{saved[2].name}: .*start_over=True"
+    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match=lost):
+        checkpointer.load_latest()
+    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match=lost):
+        Checkpointer(tmp_path).restore()
+    careless = Checkpointer(tmp_path, start_over=True)
     with pytest.warns(CheckpointWarning):
-        assert checkpointer.load_latest() is None
-    assert len(checkpointer.skipped) == 3
+        assert careless.load_latest() is None
+    assert len(careless.skipped) == 3
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut, Path.unlink])
+def test_no_checkpoint_rests_on_a_damaged_part_for_long(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """One that does not change is put anew once it is damaged: at once if its size differs, else within four saves."""
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    state = {"frozen": np.arange(1000.0)}
+    first = checkpointer.save(0, state)
+    damage(tmp_path / first.parts[0].key)
+    used = [checkpointer.save(step, state).parts[0].key for step in range(1, 6)]
+    again = next(index for index, key in enumerate(used) if key != first.parts[0].key)
+    assert again == (3 if damage is _flip else 0)
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [5, 4]
+
+
+def test_a_part_serves_a_bounded_number_of_checkpoints(tmp_path: Path) -> None:
+    """One that never changes is put anew now and then, so that not every checkpoint ever made is lost with it."""
+    checkpointer = Checkpointer(tmp_path)
+    keys = [checkpointer.save(step, {"frozen": b"x" * 5000}).parts[0].key for step in range(40)]
+    assert [keys.count(key) for key in dict.fromkeys(keys)] == [17, 17, 6]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(25 if ROUNDS == 1 else 50 * ROUNDS))
+def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
+    """The newest checkpoint of which every part has a whole copy is loaded, and if there is none that is an error."""
+    chance = random.Random(seed)
+    near = tmp_path / "near" if chance.random() < 0.3 else None
+    checkpointer = Checkpointer(tmp_path / "far", local=near, keep=6)
+    state: dict[str, bytes] = {}
+    for step in range(chance.randint(1, 12)):
+        for name in ("a", "b", "c"):
+            if name not in state or chance.random() < 0.3:
+                state[name] = chance.randbytes(chance.choice((0, 10, 3000))) + b"%d" % (step % 3)
+        # Another process begins: it puts every part of its first save anew.
+        if chance.random() < 0.3:
+            checkpointer = Checkpointer(tmp_path / "far", local=near, keep=6)
+        checkpointer.save(step, state)
+    roots = [root for root in (near, tmp_path / "far") if root is not None]
+    saved = {root: list_committed(root) for root in roots}
+    files = sorted({root / part.key for root in roots for manifest in saved[root] for part in manifest.parts})
+    damaged = set(chance.sample(files, chance.randint(1, len(files))))
+    for path in sorted(damaged):
+        chance.choice((_flip, _cut, _grow, _empty, Path.unlink) if path.stat().st_size else (_grow, Path.unlink))(path)
+    whole = {
+        (part.checksum, part.size_bytes)
+        for root in roots
+        for manifest in saved[root]
+        for part in manifest.parts
+        if root / part.key not in damaged
+    }
+    loadable = [m for root in roots for m in saved[root] if {(p.checksum, p.size_bytes) for p in m.parts} <= whole]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        reader = Checkpointer(tmp_path / "far", local=near)
+        if not loadable:
+            with pytest.raises(CheckpointError, match="can be loaded"):
+                reader.load_latest()
+            return
+        found = reader.load_latest()
+    assert found is not None and found.manifest.id == max(m.id for m in loadable)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +196,8 @@ def test_a_record_that_this_version_cannot_follow(tmp_path: Path, change: dict[s
     body["record_sha256"] = manifest._digest(body)
     path.write_text(json.dumps(body))
     reader = Checkpointer(tmp_path, rank=1, world_size=2)
-    with pytest.warns(CheckpointWarning, match=reason):
-        assert reader.load_latest() is None
+    with pytest.warns(CheckpointWarning, match=reason), pytest.raises(CheckpointError, match=reason):
+        reader.load_latest()
 
 
 def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class Checkpointer:
         shard_timeout_s: float = SHARD_TIMEOUT_S,
         trusted: bool = False,
         other_world: bool = False,
+        start_over: bool = False,
         checksum: str | None = None,
     ) -> None:
         """Claim the root, and watch for notices (in the main thread).
@@ -91,6 +92,7 @@ class Checkpointer:
             shard_timeout_s: how long a sharded save waits for the other ranks.
             trusted: whether parts that were saved as `Pickled` may be loaded: that can run any code.
             other_world: whether a sharded checkpoint of a gang of another size may be loaded, without the ranks' parts.
+            start_over: whether to begin without a checkpoint where there are some and none of them can be loaded.
             checksum: `xxh3_128` or `sha256`; by default the faster one that is installed.
 
         Raises:
@@ -135,7 +137,7 @@ class Checkpointer:
         self._logs = [writer.log for writer in self._writers] or [Log(store) for store in stores]
         self.attempt = self._writers[-1].attempt if self._writers else None
         """The fencing number; None for a process that claimed nothing."""
-        self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, agree)
+        self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
         self._agree = agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
@@ -177,7 +179,8 @@ class Checkpointer:
 
         Raises:
             StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it.
-            CheckpointError: something cannot be read for another reason than being damaged.
+            CheckpointError: something cannot be read for another reason than being damaged; or there are checkpoints,
+                none of them can be loaded, and `start_over` was not given.
         """
         with self._loading():
             found = self._newest()
@@ -236,7 +239,8 @@ class Checkpointer:
         Damaged and partial ones are passed over, each with a `CheckpointWarning` and an entry in `skipped`.
 
         Raises:
-            CheckpointError: something cannot be read for another reason than being damaged.
+            CheckpointError: something cannot be read for another reason than being damaged; or there are checkpoints,
+                none of them can be loaded, and `start_over` was not given.
         """
         with self._loading():
             found = self._newest()

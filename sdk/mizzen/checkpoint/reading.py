@@ -3,9 +3,9 @@
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mizzen.checkpoint import parts
@@ -61,6 +61,8 @@ class Reader:
     """Whether pickles may be loaded, which can run any code."""
     other_world: bool = False
     """Whether a checkpoint of a gang of another size may be loaded: without any rank's own parts."""
+    start_over: bool = False
+    """Whether there may be checkpoints of which none can be loaded: then none is."""
     agree: Callable[[int], int] | None = None
     """The maximum over all ranks, which all call together. Without it each rank verifies the parts of all ranks."""
 
@@ -68,10 +70,12 @@ class Reader:
 def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
     """The newest valid checkpoint in any of the roots, if any, and what was passed over, each with a warning.
 
-    Of one that several roots have, the first root's is tried first.
+    Of one that several roots have, the first root's is tried first. A damaged part is no loss where another checkpoint
+    has the same content elsewhere.
 
     Raises:
-        CheckpointError: something cannot be read for another reason than being damaged, or is not for this reader.
+        CheckpointError: something cannot be read for another reason than being damaged, or is not for this reader; or
+            there are checkpoints and none is valid, and the reader would not start over.
     """
     for _ in range(_RELISTS):
         for log in logs:
@@ -81,6 +85,11 @@ def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None,
             for entry in skipped:
                 message = f"checkpoint {entry.name} is passed over: {entry.reason}"
                 warnings.warn(message, CheckpointWarning, stacklevel=4)
+            if found is None and skipped and not reader.start_over:
+                raise CheckpointError(
+                    f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
+                    f"{skipped[0].name}: {skipped[0].reason}. To begin without them, pass start_over=True"
+                )
             return found, skipped
     raise CheckpointError(
         f"{logs[0].where}: checkpoints were removed faster than they could be read; keep more of them"
@@ -98,10 +107,11 @@ def _newest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tup
     candidates = [
         (manifest, -order, number, log) for order, log in enumerate(logs) for number, manifest in log.checkpoints
     ]
+    copies = _copies(logs)
     for manifest, _, number, log in sorted(candidates, key=lambda found: (found[0].id, *found[1:3]), reverse=True):
         state, error = None, None
         try:
-            state = _load(log.store, manifest, reader)
+            state = _load(log.store, manifest, reader, copies)
         except CorruptCheckpointError as corrupt:
             error = corrupt
         if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
@@ -115,7 +125,40 @@ def _newest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tup
     return None, tuple(skipped), False
 
 
-def _load(store: ObjectStore, manifest: Manifest, reader: Reader) -> dict[str, Any]:
+_Copies = Mapping[tuple[str, int], Sequence[tuple[ObjectStore, str]]]
+"""Checksum and size of a part to the places where it is."""
+
+
+def _copies(logs: Sequence[Log]) -> _Copies:
+    found: dict[tuple[str, int], dict[tuple[str, str], tuple[ObjectStore, str]]] = {}
+    for log in logs:
+        for _, manifest in log.checkpoints:
+            for part in manifest.parts:
+                found.setdefault((part.checksum, part.size_bytes), {})[log.where, part.key] = log.store, part.key
+    return {content: tuple(places.values()) for content, places in found.items()}
+
+
+def _fetch(store: ObjectStore, part: Part, copies: _Copies) -> memoryview:
+    """A part's content, from where the manifest says or, with a warning, from another copy.
+
+    Raises:
+        CorruptCheckpointError: all copies are missing or damaged; the message is that of the first.
+        CheckpointError: one cannot be read for another reason.
+    """
+    try:
+        return fetch_part(store, part)
+    except CorruptCheckpointError as error:
+        for other, key in copies.get((part.checksum, part.size_bytes), ()):
+            if other.uri(key) != store.uri(part.key):
+                with suppress(CorruptCheckpointError):
+                    content = fetch_part(other, replace(part, key=key))
+                    message = f"{store.uri('')}: {error}; read from {other.uri(key)}, which has the same content"
+                    warnings.warn(message, CheckpointWarning, stacklevel=7)
+                    return content
+        raise
+
+
+def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies) -> dict[str, Any]:
     """The values of the parts that are this reader's, after all that make the checkpoint valid are verified."""
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
     if foreign and not reader.other_world:
@@ -127,10 +170,10 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader) -> dict[str, A
     if reader.agree is None:
         for part in manifest.parts:
             if part not in mine:
-                fetch_part(store, part)
+                _fetch(store, part, copies)
     state: dict[str, Any] = {}
     for part in mine:
-        data = fetch_part(store, part)
+        data = _fetch(store, part, copies)
         try:
             state[part.name] = parts.decode(part.kind, data, reader.trusted, name=part.name)
         except CorruptCheckpointError as error:

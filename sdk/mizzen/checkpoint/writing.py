@@ -17,6 +17,7 @@ from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, Corrupt
 from mizzen.checkpoint.log import Log, claim
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
+from mizzen.checkpoint.reading import fetch_part
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
@@ -29,6 +30,9 @@ _LONGEST_POLL_S = 0.25
 _PUTS = 4
 """Parts that are put at the same time."""
 _SAMPLES = 16
+_CHECKED_EVERY = 4
+"""At every so manieth reuse a part's content is read and compared with its checksum; at the others its size."""
+_REUSED_AT_MOST = 16
 _SAMPLE_BYTES = 4096
 
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
@@ -80,6 +84,8 @@ class Writer:
     _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
     """A few bytes of each part as it was saved last: parts in which they differ have changed."""
+    _reused: dict[str, int] = field(default_factory=dict)
+    """How many checkpoints in a row have rested on a part that was put for an earlier one."""
 
     @property
     def _store(self) -> ObjectStore:
@@ -162,13 +168,31 @@ class Writer:
                 like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sample
                 # Perhaps it has not changed: then the checksum says so, and nothing is put.
                 if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
-                    return Part(name, known.key, kind, size_bytes, known.checksum, rank)
-                self._samples[name] = sample
+                    self._reused[name] = self._reused.get(name, 0) + 1
+                    if self._is_sound(known, self._reused[name]):
+                        return Part(name, known.key, kind, size_bytes, known.checksum, rank)
+                self._samples[name], self._reused[name] = sample, 0
                 key = f"{folder}/{file_name(name, kind)}"
                 self._store.put(key, chunks)
                 return Part(name, key, kind, size_bytes, found.result(), rank)
 
             return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
+
+    def _is_sound(self, part: Part, reused: int) -> bool:
+        """Whether another checkpoint may rest on a part of an earlier one, for the time of this number.
+
+        A part that is damaged is put anew, and so is one that has served for long: else one flipped bit would in the
+        end make every checkpoint unloadable. What is not known (the store does not answer) counts as damaged.
+        """
+        if reused > _REUSED_AT_MOST:
+            return False
+        try:
+            if reused % _CHECKED_EVERY == 0:
+                fetch_part(self._store, part)
+                return True
+            return self._store.size(part.key) == part.size_bytes
+        except Exception:
+            return False
 
     def _shards(self, meeting: str) -> tuple[Part, ...]:
         """What the other ranks have put, once all have."""
