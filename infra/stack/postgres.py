@@ -6,6 +6,7 @@ The cluster has a superuser, `postgres`, which is used at the start only, and th
 
 import contextlib
 import importlib.util
+import logging
 import os
 import pwd
 import secrets
@@ -38,6 +39,8 @@ _PARTS = ("PG_VERSION", "postgresql.conf", "pg_hba.conf", "global/pg_control", "
 _DRAFT = "initialising-"
 _PATIENCE_S = 2.0
 """A server that an earlier run left has this long before each harder way of stopping it."""
+_LOCK_FILE = "postmaster.pid"
+_log = logging.getLogger(__name__)
 
 
 class EmbeddedPostgres:
@@ -224,6 +227,29 @@ class EmbeddedPostgres:
                 _send(left[:1], ahead.pop(0)[1])  # The server passes it on to its backends.
                 _send(left, signal.SIGCONT)
             time.sleep(0.1)
+        self._clear_lock_file()
+
+    def _clear_lock_file(self) -> None:
+        """Removes a lock file that would keep a server from starting although no server is on this folder.
+
+        Postgres believes it if there is a process of that number: also one that is dead and waits for its parent to
+        take notice of it, or any other that has got the number since.
+        """
+        server = self._locked_by()
+        if server:
+            try:
+                os.kill(server, 0)
+            except OSError:
+                return  # Postgres sees that, too.
+            _log.warning("postgres: process %d is no server on %s: its lock file is removed", server, self.data)
+            (self.data / _LOCK_FILE).unlink(missing_ok=True)
+
+    def _locked_by(self) -> int:
+        """The process that the lock file names; 0: there is none."""
+        try:
+            return int((self.data / _LOCK_FILE).read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return 0
 
     def _processes(self) -> list[int]:
         """Processes of a server on this folder: the server itself first, where its backends have not outlived it."""
@@ -237,10 +263,7 @@ class EmbeddedPostgres:
                 continue
             if name == "postgres" and rest.split()[0] not in "ZX":
                 found.append(int(entry.name))
-        try:
-            server = int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
-        except (OSError, ValueError):
-            server = 0
+        server = self._locked_by()
         return sorted(found, key=lambda pid: (pid != server, pid))
 
     def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:

@@ -264,3 +264,28 @@ def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPost
         connection.close()
     with running(copied), psycopg.connect(copied.url) as again:
         assert again.execute("select value from kept").fetchone() == (7,)
+
+
+@pytest.mark.parametrize("now", ["dead and not waited for", "another process"])
+def test_a_lock_file_of_nobody_keeps_no_server_from_starting(copied: EmbeddedPostgres, now: str) -> None:
+    """The process that it names is dead, but its parent has not taken notice (as in a container without an init); or
+    the number is another process's by now.
+    """
+    with running(copied):
+        lines = (copied.data / "postmaster.pid").read_text()
+    user = (copied.data / "PG_VERSION").stat()
+    other = subprocess.Popen(["sleep", "1000"], user=user.st_uid, group=user.st_gid)
+    try:
+        if now.startswith("dead"):
+            other.kill()
+            while Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
+        lock = copied.data / "postmaster.pid"
+        lock.write_text("\n".join([str(other.pid), *lines.split("\n")[1:]]))
+        os.chown(lock, user.st_uid, user.st_gid)
+        copied.clear_leftover()
+        with running(copied), psycopg.connect(copied.url) as again:
+            assert again.execute("select value from kept").fetchone() == (7,)
+    finally:
+        other.kill()
+        other.wait()

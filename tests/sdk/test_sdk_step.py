@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mizzen
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, list_committed
+from mizzen.checkpoint import Checkpointer, CheckpointWarning, StateError, Tracked, list_committed
 from tests.sdk.scripts import run
 
 TRAIN = """
@@ -53,6 +53,17 @@ def test_a_notice_saves_the_step_and_leaves(tmp_path: Path) -> None:
     assert code == 0, errors
     assert out.splitlines()[0] == "from 250"
     assert out.splitlines()[1] == whole.splitlines()[1]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_cannot_be_stored_is_found_at_the_start(tmp_path: Path, there: bool) -> None:
+    """`restore` names it, at the first start and at a later one, and not the first save minutes later."""
+    checkpointer = Checkpointer(tmp_path)
+    if there:
+        checkpointer.save(3, Tracked({"net": {"w": 1}}).capture(3))
+    checkpointer.track(net=(lambda: {"layers": [{1, 2}]}, lambda state: None))
+    with pytest.raises(StateError, match=r"part 'net' at layers/0: builtins.set is not stored"):
+        checkpointer.restore()
 
 
 def test_a_notice_that_leaves_no_time_saves_nothing_more(tmp_path: Path) -> None:
@@ -207,6 +218,7 @@ def test_a_step_that_is_not_due_is_cheap_to_read(tmp_path: Path) -> None:
 
     checkpointer.track(model=(capture, lambda state: None))
     checkpointer.restore()
+    captured.clear()  # It has tried whether the state can be stored.
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     for step in range(1, 2000):
         checkpointer.step(step)

@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,13 @@ from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.background import Saving
-from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError, StateError
+from mizzen.checkpoint.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    NotYetError,
+    StaleAttemptError,
+    StateError,
+)
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.pressure import Pressure, Wish
@@ -178,7 +184,8 @@ class Checkpointer:
         """Load the newest valid checkpoint into what is tracked; the step to go on from, 0 if there is none.
 
         Raises:
-            StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it.
+            StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it. Or what is
+                tracked holds something that is not stored: the first save would only find it later.
             CheckpointError: something cannot be read for another reason than being damaged; or there are checkpoints,
                 none of them can be loaded, and `start_over` was not given.
         """
@@ -186,6 +193,10 @@ class Checkpointer:
             found = self._newest()
             if found is not None:
                 self._tracked.restore(found.state)
+            if self.writer:
+                for name, value in self._tracked.capture(found.step if found else 0).items():
+                    with suppress(NotYetError):
+                        parts.check(name, value)
         return self._begin(found)
 
     def step(self, step: int) -> None:

@@ -4,6 +4,7 @@ CheckpointError
     StaleAttemptError: a newer attempt has claimed the root
     CorruptCheckpointError: one checkpoint cannot be used; loading falls back past it
     StateError (also a ValueError): a state cannot be stored as it was given
+        NotYetError: not before the first step
 """
 
 
@@ -21,6 +22,10 @@ class CorruptCheckpointError(CheckpointError):
 
 class StateError(CheckpointError, ValueError):
     """A part of the state is of a type that is not stored; the message says where it is and what would be right."""
+
+
+class NotYetError(StateError):
+    """A part of the state has no values yet, as the parameters of a lazy module before its first use."""
 
 
 class CheckpointWarning(UserWarning):

@@ -24,7 +24,7 @@ from mizzen.checkpoint import tensorfile, trees
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, StateError
 from mizzen.objects.store import Chunk
 
-__all__ = ["Chunk", "Pickled", "decode", "encode", "file_name"]
+__all__ = ["Chunk", "Pickled", "check", "decode", "encode", "file_name"]
 
 _EXTENSIONS = {"bytes": "bin", "json": "json", "tensors": "safetensors", "pickle": "pickle"}
 _TREE = "mizzen.tree"
@@ -67,6 +67,18 @@ def encode(name: str, value: Any) -> tuple[str, list[Chunk]]:
     torch = any(tensor.library == "torch" for tensor in tensors.values())
     # `format` is what readers of other libraries look for.
     return "tensors", tensorfile.pack({"format": "pt" if torch else "np", _TREE: text}, tensors)
+
+
+def check(name: str, value: Any) -> None:
+    """Looks whether the part `name` could be stored, without a copy of anything in it.
+
+    Raises:
+        StateError: as `encode`. Files are not looked at: they may come later.
+    """
+    if isinstance(value, Pickled):
+        encode(name, value)
+    elif not isinstance(value, Path | bytes | bytearray | memoryview):
+        trees.flatten(name, value)
 
 
 def decode(kind: str, data: bytearray | memoryview, trusted: bool = False, *, name: str = "") -> Any:

@@ -27,14 +27,15 @@ def pack(metadata: Mapping[str, str], tensors: Mapping[str, Stored]) -> list[Chu
     chunks: list[Chunk] = []
     offset = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-WIDTHS[item[1].dtype], item[0])):
-        size_bytes = len(tensor.data)
+        data = tensor.read()
+        size_bytes = len(data)
         header[name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + size_bytes],
         }
         if size_bytes:
-            chunks.append(tensor.data)
+            chunks.append(data)
         offset += size_bytes
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNED_BYTES)

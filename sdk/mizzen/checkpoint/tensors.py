@@ -11,13 +11,13 @@ Types that safetensors files have not are stored as one that they have, and the 
 import ctypes
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, StateError
+from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, NotYetError, StateError
 from mizzen.objects.store import Chunk
 
 Library: TypeAlias = Literal["numpy", "torch"]
@@ -85,8 +85,8 @@ class Stored:
     """Shape in the file, that of a complex one with its axis of pairs."""
     was: str | None
     """The type's name in its library where the file's does not say it."""
-    data: Chunk
-    """Its elements in C order, little endian: the live memory where that has this form already."""
+    read: Callable[[], Chunk]
+    """Gives its elements in C order, little endian: the live memory where that has this form already, else a copy."""
     identity: Hashable
     """Equal for objects that are the same elements of the same memory, as tied weights are."""
 
@@ -113,8 +113,12 @@ def stored(where: str, value: Any) -> Stored | None:
 def _of_array(where: str, array: Any) -> Stored:
     name = array.dtype.name
     _check_type(where, "numpy", name, str(array.dtype))
-    # Copies only what is not in C order or of the other byte order.
-    flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+
+    def read() -> Chunk:
+        # Copies only what is not in C order or of the other byte order.
+        flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+        return PickleBuffer(flat).raw() if array.size else b""
+
     interface = array.__array_interface__
     place = interface["data"][0] if array.size else id(array)
     return Stored(
@@ -122,7 +126,7 @@ def _of_array(where: str, array: Any) -> Stored:
         dtype=_STORED_AS["numpy"][name],
         shape=_file_shape(name, array.shape),
         was=None if name in _NUMPY else name,
-        data=PickleBuffer(flat).raw() if array.size else b"",
+        read=read,
         identity=("numpy", place, array.shape, array.strides, array.dtype.str),
     )
 
@@ -130,16 +134,15 @@ def _of_array(where: str, array: Any) -> Stored:
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     if kind := _unstored(tensor, torch):
         raise StateError(f"{where}: {kind} is not stored; give plain strided tensors, such as its parts")
-    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
-        what = "a tensor on the device 'meta'" if tensor.device.type == "meta" else "a parameter of a lazy module"
-        raise StateError(f"{where}: {what} has no values to store")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise NotYetError(f"{where}: a parameter of a lazy module has no values to store")
+    if tensor.device.type == "meta":
+        raise StateError(f"{where}: a tensor on the device 'meta' has no values to store")
     name = str(tensor.dtype).removeprefix("torch.")
     _check_type(where, "torch", name, str(tensor.dtype))
-    # Copies only what is on another device, not in C order, or a lazy conjugate or negative.
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    if tensor.numel() and not flat.data_ptr():
-        raise StateError(f"{where}: a {type(tensor).__name__} without memory has no values to store")
     place = tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)
+    if not place:
+        raise StateError(f"{where}: a {type(tensor).__name__} without memory has no values to store")
     signs = (tensor.is_conj(), tensor.is_neg())
     where_in = (str(tensor.device), place, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     return Stored(
@@ -147,7 +150,8 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         dtype=_STORED_AS["torch"][name],
         shape=_file_shape(name, tuple(tensor.shape)),
         was=None if name in _TORCH else name,
-        data=_memory(flat),
+        # Copies only what is on another device, not in C order, or a lazy conjugate or negative.
+        read=lambda: _memory(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()),
         identity=("torch", *where_in, name, signs),
     )
 

@@ -184,7 +184,7 @@ def _named_tuple(module: str, name: str, fields: list[str]) -> Callable[..., Any
 
 
 def _of_bytes(data: Chunk, place: int) -> Stored:
-    return Stored("numpy", "U8", (len(data),), None, data, ("bytes", place, len(data)))
+    return Stored("numpy", "U8", (len(data),), None, lambda: data, ("bytes", place, len(data)))
 
 
 class _Restoring:
