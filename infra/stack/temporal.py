@@ -22,7 +22,7 @@ ONE_PARTITION = (
     "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
     "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",
 )  # fmt: skip
-"""Flags for one partition a task queue: with the default of four, a task may lie for seconds where nobody polls."""
+"""Flags for one partition a task queue: with the default of four, a task may wait seconds in one without a poller."""
 
 
 def find_binary(settings: TemporalSettings) -> Path:

@@ -37,7 +37,7 @@ async def test_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch, tells: bool) -
 
 
 async def test_one_end_of_several_and_a_time_limit() -> None:
-    """The first end counts, of processes that are nobody's children here too; without one the time limit does."""
+    """The first end counts, also of a process that is no child of this one; else the time limit."""
     shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert shell.stdout is not None
     grandchild = int(shell.stdout.readline())

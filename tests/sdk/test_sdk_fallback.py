@@ -117,7 +117,7 @@ def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_flip, _cut, Path.unlink])
 def test_no_checkpoint_rests_on_a_damaged_part_for_long(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """One that does not change is put anew once it is damaged: at once if its size differs, else within four saves."""
+    """It is written again once it is damaged: at the next save if its size differs, else within four saves."""
     checkpointer = Checkpointer(tmp_path, keep=2)
     state = {"frozen": np.arange(1000.0)}
     first = checkpointer.save(0, state)
@@ -129,7 +129,7 @@ def test_no_checkpoint_rests_on_a_damaged_part_for_long(tmp_path: Path, damage: 
 
 
 def test_a_part_serves_a_bounded_number_of_checkpoints(tmp_path: Path) -> None:
-    """One that never changes is put anew now and then, so that not every checkpoint ever made is lost with it."""
+    """One that never changes is written again now and then, so that not every checkpoint ever made is lost with it."""
     checkpointer = Checkpointer(tmp_path)
     keys = [checkpointer.save(step, {"frozen": b"x" * 5000}).parts[0].key for step in range(40)]
     assert [keys.count(key) for key in dict.fromkeys(keys)] == [17, 17, 6]

@@ -181,7 +181,7 @@ class Writer:
     def _is_sound(self, part: Part, reused: int) -> bool:
         """Whether another checkpoint may rest on a part of an earlier one, for the time of this number.
 
-        A part that is damaged is put anew, and so is one that has served for long: else one flipped bit would in the
+        A damaged part is written again, and so is one that has served for long: else one flipped bit would in the
         end make every checkpoint unloadable. What is not known (the store does not answer) counts as damaged.
         """
         if reused > _REUSED_AT_MOST:

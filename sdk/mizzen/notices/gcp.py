@@ -57,7 +57,7 @@ class GcpWatcher(Watcher):
             lead_s: how long before it the 24 hours' end is told.
             started_at_s: gives the start of the machine, in seconds since the epoch.
             clock: seconds since the epoch.
-            monotonic: seconds of a clock that nobody sets.
+            monotonic: seconds of a clock that is never set.
 
         Raises:
             ValueError: the address, or `MIZZEN_NOTICE_WINDOW_S`, is not in its form.
