@@ -5,6 +5,7 @@ import signal
 
 import click
 from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
@@ -15,6 +16,8 @@ from infra.stack.fleet import load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.words import plural
 from server.agents import why_shared
+
+_ANSWERS_S = 5.0
 
 
 def _say(line: str) -> None:
@@ -46,7 +49,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                _show(stack)
+                _show(stack, await _warning_of_sharing(stack))
                 await stopped
                 _say("stopping: asking workloads to save")
         finally:
@@ -57,7 +60,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
     return 0
 
 
-def _show(stack: EmbeddedStack) -> None:
+def _show(stack: EmbeddedStack, warning: str | None) -> None:
     key_file = stack.data_dir / OPERATOR_KEY_FILE
     machines = stack.fleet.machines()
     _say(f"mizzen is up: {plural(len(stack.fleet.regions), 'region')}, {plural(len(machines), 'machine')}")
@@ -65,24 +68,31 @@ def _show(stack: EmbeddedStack) -> None:
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")
     _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
-    _warn_of_sharing(stack)
+    if warning is not None:
+        _say(f"WARNING: {warning}")
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
     _say("Ctrl-C saves workloads and stops it; they go on at the next `mizzen up` on the same folder.")
 
 
-def _warn_of_sharing(stack: EmbeddedStack) -> None:
-    """Says at each start that tenants are not separated from each other, where there is more than one."""
+async def _warning_of_sharing(stack: EmbeddedStack) -> str | None:
+    """At each start: that tenants are not separated from each other, where there is more than one."""
     own = [machine["entry"] for machine in stack.fleet.machines() if machine["entry"].run_as is None]
-    if not own:
-        return
-    shared = why_shared(stack.settings, stack.data_dir / "machines")
+    shared = why_shared(stack.settings, stack.data_dir / "machines") if own else None
     if shared is None:
-        return
-    engine = open_engine(stack.database_url, pool_size=1)
+        return None
+    try:
+        # The stack is up, and what is asked here must not stop it: the database may be killed, or hang, at any time.
+        async with asyncio.timeout(_ANSWERS_S):
+            tenants = await asyncio.to_thread(_tenants, stack.database_url)
+    except (SQLAlchemyError, TimeoutError):
+        return f"the number of tenants is not known, the database does not answer; if there are several, {shared}"
+    return f"{tenants} tenants: {shared}" if tenants > 1 else None
+
+
+def _tenants(database_url: str) -> int:
+    engine = open_engine(database_url, pool_size=1)
     try:
         with transaction(engine) as session:
-            tenants = session.scalar(select(func.count()).select_from(Tenant)) or 0
+            return session.scalar(select(func.count()).select_from(Tenant)) or 0
     finally:
         engine.dispose()
-    if tenants > 1:
-        _say(f"WARNING: {tenants} tenants: {shared}")

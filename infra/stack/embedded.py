@@ -6,13 +6,15 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from temporalio.service import RPCError
 
 from infra.beat import Ear
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap, write_private
@@ -33,7 +35,9 @@ from infra.stack.withdraw import withdraw
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
 _EVENT_TRIES = 30
+_SETTLES_S = 60.0
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class EmbeddedStack:
@@ -110,17 +114,20 @@ class EmbeddedStack:
         if binary is not None:
             self._say("starting Temporal")
             await self.supervisor.start(self._temporal_child(binary))
-            await temporal.set_retention(self.settings.temporal)
+            await _until_done("temporal", partial(temporal.set_retention, self.settings.temporal))
         engine = open_engine(self.database_url, pool_size=2)
+        buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
+        settle = partial(
+            bootstrap,
+            engine,
+            self.data_dir,
+            self.settings.master_key_path,
+            buckets,
+            forget_unreadable_secrets=self._forget_unreadable_secrets,
+        )
         try:
-            buckets = {r.name: self.fleet.bucket_url(r, self.data_dir) for r in self.fleet.regions}
-            self.operator_key = await asyncio.to_thread(
-                partial(bootstrap, forget_unreadable_secrets=self._forget_unreadable_secrets),
-                engine,
-                self.data_dir,
-                self.settings.master_key_path,
-                buckets,
-            )
+            once = partial(asyncio.to_thread, settle)
+            self.operator_key = await (_until_done("postgres", once) if self._own_postgres else once())
         finally:
             engine.dispose()
         self._say("starting workers, the API and node agents")
@@ -262,3 +269,20 @@ class EmbeddedStack:
             await asyncio.sleep(0.2)
             present, _ = await asyncio.to_thread(withdraw, engine, machines, told)
             told |= present
+
+
+async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
+    """What `work` on a part of the stack gives. It is tried again where that part ended in the midst of it.
+
+    Raises:
+        StackError: it has failed for a minute.
+    """
+    give_up_s = time.monotonic() + _SETTLES_S
+    while True:
+        try:
+            return await work()
+        except (OperationalError, RPCError, RuntimeError) as error:
+            if time.monotonic() > give_up_s:
+                raise StackError(f"{part}: {error}") from None
+            _log.warning("%s: tried again: %s", part, str(error).partition("\n")[0])
+            await asyncio.sleep(0.5)

@@ -1,19 +1,23 @@
 """What other users may do in a data folder, and what an operator is told where tenants share a user."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from infra.config import Settings, TaskSettings
 from infra.db.models import Tenant
 from infra.db.session import transaction
-from infra.stack.embedded import EmbeddedStack
+from infra.errors import StackError
+from infra.stack.embedded import EmbeddedStack, _until_done
 from infra.stack.fleet import DEFAULT_FLEET, Fleet
 from infra.stack.lock import data_folder
-from server.up import _warn_of_sharing
+from infra.stack.ports import free_port
+from server.up import _warning_of_sharing
 
 
 def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -31,26 +35,54 @@ def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: 
     assert len(caplog.messages) == 4 and f"{old}: mode 755 was too open" in caplog.text
 
 
-def test_several_tenants_that_share_a_user_are_warned_of(
-    tmp_path: Path, database: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:
     """At each start with more than one tenant it is said as whom their tasks run, why, and what to do."""
     url = database.url.render_as_string(hide_password=False)
     settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
 
-    def said(fleet: Fleet = DEFAULT_FLEET) -> str:
-        _warn_of_sharing(EmbeddedStack(settings, fleet, tmp_path, print))
-        return capsys.readouterr().err
+    async def said(fleet: Fleet = DEFAULT_FLEET) -> str | None:
+        return await _warning_of_sharing(EmbeddedStack(settings, fleet, tmp_path, print))
 
     with transaction(database) as session:
         session.add(Tenant(name="one", level=3))
-    assert said() == ""
+    assert await said() is None
     with transaction(database) as session:
         session.add(Tenant(name="other", level=3))
     for _ in range(2):
-        assert said().startswith("WARNING: 2 tenants: tasks of all tenants run as ")
+        assert str(await said()).startswith("2 tenants: tasks of all tenants run as ")
     (region,) = DEFAULT_FLEET.regions
     (cluster,) = region.clusters
     (entry,) = cluster.machines
     own = cluster.model_copy(update={"machines": (entry.model_copy(update={"run_as": "nobody"}),)})
-    assert said(Fleet(regions=(region.model_copy(update={"clusters": (own,)}),))) == ""
+    assert await said(Fleet(regions=(region.model_copy(update={"clusters": (own,)}),))) is None
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "does not answer"])
+async def test_a_database_that_is_away_does_not_end_the_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """What `up` asks once it is up may meet a database that was just killed, or hangs: then it says so."""
+    monkeypatch.setattr("server.up._ANSWERS_S", 0.2 if silent else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"postgresql://mizzen@127.0.0.1:{listener.getsockname()[1] if silent else free_port()}/mizzen"
+        settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
+        said = await _warning_of_sharing(EmbeddedStack(settings, DEFAULT_FLEET, tmp_path, print))
+    assert str(said).startswith(
+        "the number of tenants is not known, the database does not answer; if there are several"
+    )
+
+
+async def test_a_start_goes_on_where_a_part_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is killed while it is set up is asked again once it is back; one that stays away is named."""
+    errors: list[Exception] = [OperationalError("select", {}, Exception("closed")), RuntimeError("refused")]
+
+    async def work() -> int:
+        if errors:
+            raise errors.pop()
+        return 7
+
+    assert await _until_done("postgres", work) == 7
+    monkeypatch.setattr("infra.stack.embedded._SETTLES_S", 0.0)
+    errors += [RuntimeError("no connection")]
+    with pytest.raises(StackError, match="temporal: no connection"):
+        await _until_done("temporal", work)
