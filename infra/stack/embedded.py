@@ -272,7 +272,7 @@ class EmbeddedStack:
 
 
 async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
-    """What `work` on a part of the stack gives. It is tried again where that part ended in the midst of it.
+    """The result of `work`, which asks a part of the stack; it is tried again while that part is being restarted.
 
     Raises:
         StackError: it has failed for a minute.

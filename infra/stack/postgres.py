@@ -232,8 +232,8 @@ class EmbeddedPostgres:
     def _clear_lock_file(self) -> None:
         """Removes a lock file that would keep a server from starting although no server is on this folder.
 
-        Postgres believes it if there is a process of that number: also one that is dead and waits for its parent to
-        take notice of it, or any other that has got the number since.
+        Postgres takes it for valid if a process with its process id exists, even one that has ended and was not reaped,
+        or an unrelated one that got the same id later.
         """
         server = self._locked_by()
         if server:

@@ -268,8 +268,8 @@ def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPost
 
 @pytest.mark.parametrize("now", ["dead and not waited for", "another process"])
 def test_a_lock_file_of_nobody_keeps_no_server_from_starting(copied: EmbeddedPostgres, now: str) -> None:
-    """The process that it names is dead, but its parent has not taken notice (as in a container without an init); or
-    the number is another process's by now.
+    """The process that it names has ended but was not reaped, as in a container without an init; or the kernel has
+    given its process id to another process.
     """
     with running(copied):
         lines = (copied.data / "postmaster.pid").read_text()

@@ -147,7 +147,7 @@ def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
         for name in ("a", "b", "c"):
             if name not in state or chance.random() < 0.3:
                 state[name] = chance.randbytes(chance.choice((0, 10, 3000))) + b"%d" % (step % 3)
-        # Another process begins: it puts every part of its first save anew.
+        # A new process does not know which parts have changed, so its first save writes all of them.
         if chance.random() < 0.3:
             checkpointer = Checkpointer(tmp_path / "far", local=near, keep=6)
         checkpointer.save(step, state)
