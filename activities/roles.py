@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
 from activities.auction import AuctionActivities
 from activities.bids import RegionActivities
@@ -124,6 +124,8 @@ def region_worker(
         activities=region_activities(engine, settings, held),
         build_id=BUILD_ID,
         activity_executor=threads,
+        # A region gets a few tasks a second: one poller waits while another takes one up.
+        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
         graceful_shutdown_timeout=timedelta(seconds=5),
     )
 

