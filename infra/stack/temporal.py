@@ -22,7 +22,7 @@ DYNAMIC_CONFIG = (
     # With the default of four partitions a task may wait seconds in one without a poller.
     "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
     "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",
-    # The server's own workers poll whether or not they have work. Their many pollers are a third of an idle server's CPU.
+    # The server's own workers poll whether or not there is work: by default a third of its CPU when idle.
     "--dynamic-config-value", "worker.ScannerMaxConcurrentActivityTaskPollers=1",
     "--dynamic-config-value", "worker.ScannerMaxConcurrentWorkflowTaskPollers=2",
     "--dynamic-config-value",
