@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies bench clean
+.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies kill-loops bench clean
 
 setup: $(VENV)/.ready
 
@@ -63,6 +63,11 @@ chaos: setup $(VENV)/.compiled
 # Copies and nights, killed at random instants many times over; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
+
+# Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times: about five minutes.
+kill-loops: $(LIBRARIES)/.ready
+	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
+	@OMP_NUM_THREADS=1 $(LIBRARIES)/bin/python -W ignore -m tests_integrations.kill_loops $(ARGS)
 
 # All suites, or those of SUITE: names or beginnings of names, comma separated (SUITE=rms-bid,gms). The one of checkpoints
 # needs torch.

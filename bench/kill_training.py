@@ -331,6 +331,9 @@ class _Trainer:
             rank=job.rank,
             world_size=job.world_size,
         )
+        if kept.writer:
+            # Without a number it would be the first save that does.
+            kept.claim()
         channel.say(f"claimed {kept.attempt}")
         channel.at(Place.LOADING)
         own = ("slice",) if job.world_size > 1 else ()

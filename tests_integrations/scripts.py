@@ -1,13 +1,16 @@
 """Runs training scripts in forked children, which die or are told to at a chosen step."""
 
+import json
 import os
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -31,7 +34,21 @@ class Signal:
     """Right after this step of its first optimizer, counted from 1 in this process."""
 
 
-def start(script: Path, folder: Path, told: Signal | None = None, **variables: str) -> int:
+@dataclass(frozen=True)
+class Aim:
+    """A SIGKILL that a child sends to itself right before it touches a file."""
+
+    kind: str
+    """What it is about to do, and where, as `touches` counts it: "os.remove ckpt"."""
+    number: int
+    """At how many of these, counted from 1."""
+
+
+TOUCHES = "touches.json"
+"""Where a child that is not killed leaves how often it did what: see `Aim`."""
+
+
+def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **variables: str) -> int:
     """Start a script in a child, in `folder`; its pid. What it prints is in `folder/output.<pid>`."""
     sys.stdout.flush()
     pid = os.fork()
@@ -50,10 +67,12 @@ def start(script: Path, folder: Path, told: Signal | None = None, **variables: s
         sys.argv = [str(script)]
         os.environ.update(variables)
         torch.set_num_threads(1)
-        if told:
+        if isinstance(told, Signal):
             _arrange(told)
+        touched = _touches(folder, told if isinstance(told, Aim) else None)
         # Its names are kept until the end: torch 2.13 can hang where the last of a gang's objects are taken apart.
         exec(compile(script.read_text(), str(script), "exec"), names)
+        (folder / TOUCHES).write_text(json.dumps(touched))
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -81,6 +100,30 @@ def _arrange(told: Signal) -> None:
     register_optimizer_step_post_hook(count)
 
 
+def _touches(folder: Path, aim: Aim | None) -> dict[str, int]:
+    """Counts, while this process lives, what it does to files below the folders of `folder`; may kill it."""
+    counts: dict[str, int] = {}
+    prefix = f"{folder.resolve()}/"
+
+    def touched(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _TOUCHING or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        path = os.fsdecode(arguments[0])
+        path = path if path.startswith("/") else prefix + path
+        if not path.startswith(prefix) or "/" not in path.removeprefix(prefix):
+            return
+        kind = f"{event} {path.removeprefix(prefix).partition('/')[0]}"
+        counts[kind] = counts.get(kind, 0) + 1
+        if aim is not None and kind == aim.kind and counts[kind] == aim.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(touched)
+    return counts
+
+
+_TOUCHING = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "shutil.rmtree", "os.scandir"}
+
+
 def end(pid: int, folder: Path) -> Ended:
     """Wait for a child, and end what it has left behind, as an agent does: the workers of a loader, say."""
     status = 0
@@ -99,14 +142,14 @@ def _kill(pids: set[int]) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def run(script: Path, folder: Path, told: Signal | None = None, **variables: str) -> Ended:
+def run(script: Path, folder: Path, told: Signal | Aim | None = None, **variables: str) -> Ended:
     """Run a script in a child to its end."""
     folder.mkdir(exist_ok=True, parents=True)
     return end(start(script, folder, told, **variables), folder)
 
 
 def run_gang(
-    script: Path, folder: Path, told: dict[int, Signal] | None = None, world_size: int = 2, **variables: str
+    script: Path, folder: Path, told: Mapping[int, Signal | Aim] | None = None, world_size: int = 2, **variables: str
 ) -> list[Ended]:
     """Run a script as the ranks of a gang. When one was killed, the others are too, as a scheduler would."""
     folder.mkdir(exist_ok=True, parents=True)

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError, StateError
+from mizzen.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointWarning,
+    StaleAttemptError,
+    StateError,
+    list_committed,
+)
 from mizzen.integrations.files import FileCheckpoints
 
 
@@ -34,6 +41,9 @@ def test_folders_come_back(tmp_path: Path) -> None:
 def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, say, is a warning; a newer attempt, or a state that cannot be stored, is an error."""
     one = files(tmp_path / "root")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"a")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -41,9 +51,33 @@ def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(one.checkpointer, "save", full)
         with pytest.warns(CheckpointWarning, match="step 1 was not saved: .*No space left"):
-            one.save(1, tmp_path)
+            one.save(1, folder)
     with pytest.raises(StateError):
-        one.save(1, tmp_path / "none", {"bad": object()})
-    Checkpointer(tmp_path / "root")
+        one.save(1, folder, {"bad": object()})
+    one.save(1, folder)
+    Checkpointer(tmp_path / "root").claim()
     with pytest.raises(StaleAttemptError):
-        one.save(2, tmp_path / "none")
+        one.save(2, folder)
+
+
+def test_what_could_not_be_loaded_is_not_committed(tmp_path: Path) -> None:
+    """An empty folder, one that is gone, and one that lacks what its loader needs are refused with a warning."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "b").write_bytes(b"b")
+
+    def lacks(there: Path) -> str | None:
+        return None if (there / "a").exists() else "a"
+
+    one = FileCheckpoints(Checkpointer(tmp_path / "root"), lambda number: number, lacks)
+    (tmp_path / "empty").mkdir()
+    for bad, missing in ((folder, "a"), (tmp_path / "empty", "any file"), (tmp_path / "gone", "any file")):
+        with pytest.warns(CheckpointWarning, match=f"step 1 was not saved: .* lacks {missing}"):
+            one.save(1, bad)
+    assert list_committed(tmp_path / "root") == []
+    files(tmp_path / "root").save(1, folder)
+    with pytest.raises(CheckpointError, match="the checkpoint of step 1 lacks a"):
+        one.load()
+    Checkpointer(tmp_path / "other").save(4, {"a": 1})
+    with pytest.raises(CheckpointError, match="the checkpoint of step 4 lacks the files of a framework"):
+        files(tmp_path / "other").load()

@@ -16,8 +16,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mizzen.checkpoint import Checkpointer, StateError, Tracked
+from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.parts import decode, encode
 from mizzen.checkpoint.snapshot import Snapshot
+from mizzen.checkpoint.tensors import SMALL_BYTES
 
 TYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
@@ -98,13 +100,14 @@ def test_numpy_and_torch_and_bytes_in_one_file(tmp_path: Path) -> None:
 
 def test_live_memory_is_not_copied() -> None:
     """The chunks of tensors on the CPU are their memory, and keep it alive; a snapshot is not changed by training."""
-    tensor = torch.zeros(1000)
-    _, chunks = encode("p", {"w": tensor, "gone": torch.full((1000,), 7.0)})
+    size = SMALL_BYTES // 4
+    tensor = torch.zeros(size)
+    _, chunks = encode("p", {"w": tensor, "gone": torch.full((size,), 7.0)})
     kept = Snapshot().take({"p": encode("p", {"w": tensor})})
     tensor.fill_(1)
     found = decode("tensors", bytearray(b"".join(chunks)))
-    assert found["w"].tolist() == [1.0] * 1000 and found["gone"].tolist() == [7.0] * 1000
-    assert decode("tensors", bytearray(b"".join(kept["p"][1])))["w"].tolist() == [0.0] * 1000
+    assert found["w"].tolist() == [1.0] * size and found["gone"].tolist() == [7.0] * size
+    assert decode("tensors", bytearray(b"".join(kept["p"][1])))["w"].tolist() == [0.0] * size
 
 
 def test_lazy_and_tied_tensors() -> None:
@@ -253,3 +256,160 @@ def test_a_header_of_another_file_is_corrupt() -> None:
     assert struct.unpack_from("<Q", file)[0] > 0
     with pytest.raises(CorruptCheckpointError, match="its tensors cannot be read"):
         decode("tensors", file)
+
+
+class Block(nn.Module):
+    """Layers of odd sizes, tied weights and a buffer."""
+
+    def __init__(self, ends: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(7, 5)
+        self.second = nn.Linear(5, 7)
+        self.second.weight = nn.Parameter(self.first.weight.t().contiguous())
+        self.tied = nn.Linear(7, 5)
+        self.tied.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(7)
+        self.large = nn.Linear(7, 1_000_003)
+        self.end = nn.Linear(7, ends)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.norm(self.second(self.first(x))))
+
+
+def test_what_is_loaded_is_aligned_as_torchs_own(tmp_path: Path) -> None:
+    """Tensors of any size begin at multiples of 64 bytes: assigned to a model they compute the same to the bit."""
+    torch.manual_seed(1)
+    model = Block()
+    Checkpointer(tmp_path).save(1, {"model": model.state_dict()})
+    found = Checkpointer(tmp_path).load_latest()
+    assert found is not None
+    assert {tensor.data_ptr() % 64 for tensor in found.state["model"].values()} == {0}
+    again = Block()
+    again.load_state_dict(found.state["model"], assign=True)
+    x = torch.randn(9, 7)
+    assert bits(again.eval()(x)) == bits(model.eval()(x))
+
+
+def test_a_live_model_is_read_into(tmp_path: Path) -> None:
+    """Restoring leaves the parameters where they are, with the saved values; a damaged part is read elsewhere."""
+    torch.manual_seed(1)
+    model = Block()
+    saver = Checkpointer(tmp_path, keep=2)
+    saver.track(model=model)
+    for step in (1, 2):
+        with torch.no_grad():
+            model.end.weight += 1
+        saver.save(step, {**Tracked({"model": model}).capture(step)})
+    expected = {name: bits(tensor) for name, tensor in model.state_dict().items()}
+    fresh = Block()
+    places = {name: tensor.data_ptr() for name, tensor in fresh.state_dict().items()}
+    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    reader.track(model=fresh)
+    assert reader.restore() == 2
+    assert {name: bits(tensor) for name, tensor in fresh.state_dict().items()} == expected
+    assert {name: tensor.data_ptr() for name, tensor in fresh.state_dict().items()} == places
+    [newest] = [part for part in saver_parts(tmp_path) if "step-0000000002" in part.parts[-2]]
+    raw = bytearray(newest.read_bytes())
+    raw[-1] ^= 1
+    newest.write_bytes(raw)
+    reader = Checkpointer(tmp_path, rank=1, world_size=2)
+    reader.track(model=fresh)
+    with pytest.warns(match="step-0000000002.* is passed over"):
+        assert reader.restore() == 1
+    assert not torch.equal(fresh.end.weight, model.end.weight)
+
+
+def saver_parts(root: Path) -> list[Path]:
+    """The files of the models in a root."""
+    return sorted(root.rglob("part-model.safetensors"))
+
+
+class Halves(nn.Module):
+    """A module that loads in a way of its own: an older form, and one key never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+        self.register_buffer("table", torch.arange(8.0))
+        self.inner = nn.Linear(2, 2)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 1000
+        state_dict[prefix + "table"] = self.table
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
+    """What it changes or leaves out at a load is not read into; nor what two tensors share; other shapes are errors."""
+    saved = Halves()
+    with torch.no_grad():
+        saved.weight.fill_(2.0)
+        saved.table.fill_(-1.0)
+    Checkpointer(tmp_path / "own").save(1, Tracked({"model": saved}).capture(1))
+    live = Halves()
+    reader = Checkpointer(tmp_path / "own", rank=1, world_size=2)
+    reader.track(model=live)
+    assert reader.restore() == 1
+    assert live.weight.tolist() == [2000.0] * 8 and live.table.tolist() == list(range(8))
+    assert torch.equal(live.inner.weight, saved.inner.weight)
+
+    base = torch.arange(12.0)
+    views = nn.ParameterDict({"low": nn.Parameter(base[:8]), "high": nn.Parameter(base[4:])})
+    apart = nn.ParameterDict({"low": nn.Parameter(torch.zeros(8)), "high": nn.Parameter(torch.ones(8))})
+    Checkpointer(tmp_path / "views").save(1, Tracked({"model": apart}).capture(1))
+    reader = Checkpointer(tmp_path / "views", rank=1, world_size=2)
+    reader.track(model=views)
+    assert reader.restore() == 1
+    # As load_state_dict would leave it: it copies in the order of the keys of the module.
+    expected = torch.arange(12.0)
+    for name in views:
+        target = expected[:8] if name == "low" else expected[4:]
+        target.copy_(apart[name].detach())
+    assert torch.equal(base, expected)
+
+    Checkpointer(tmp_path / "shape").save(1, Tracked({"model": Block(ends=3)}).capture(1))
+    other = Block(ends=4)
+    before = bits(other.end.weight)
+    reader = Checkpointer(tmp_path / "shape", rank=1, world_size=2)
+    reader.track(model=other)
+    with pytest.raises(RuntimeError, match="size mismatch for end"):
+        reader.restore()
+    assert bits(other.end.weight) == before
+
+
+def test_a_form_that_is_known_gives_the_same_file() -> None:
+    """What an encoder makes of a state that it has seen is, byte by byte, what one makes that has not."""
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Linear(3, 5) for _ in range(40)] + [nn.Embedding(9000, 4), nn.Linear(3, 5).bfloat16()])
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(rate: float) -> dict[str, Any]:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": ["x", rate, (1, None)]}
+
+    encoder = Encoder()
+    for rate in (0.1, 0.01, 0.001):
+        state = step(rate)
+        kind, chunks = encoder.encode("p", state)
+        assert (kind, b"".join(chunks)) == (encode("p", state)[0], b"".join(encode("p", state)[1]))
+    assert encoder.owns(chunks[-1])
+    changes: list[Any] = [
+        lambda s: s["model"].pop("3.bias"),
+        lambda s: s["model"].__setitem__("3.bias", torch.ones(5)),
+        lambda s: s["model"].__setitem__("new", torch.ones(5)),
+        lambda s: s["model"].__setitem__("3.bias", torch.ones(6)[1:]),
+        lambda s: s["model"].__setitem__("3.weight", s["model"]["3.weight"].t()),
+        lambda s: s["model"].__setitem__("4.bias", s["model"]["3.bias"]),
+        lambda s: s["model"].__setitem__("raw", b"bytes"),
+        lambda s: s["note"].append(torch.zeros(3)),
+        lambda s: s.__setitem__("note", "x"),
+    ]
+    for change in changes:
+        state = step(0.1)
+        encoder.encode("p", state)
+        change(state)
+        assert b"".join(encoder.encode("p", state)[1]) == b"".join(encode("p", state)[1])

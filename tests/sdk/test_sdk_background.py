@@ -50,6 +50,7 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path, request: pytest.Fi
 def test_a_next_save_waits_for_the_one_before(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """At most one copy of the state is being written: a save in between waits, and none is lost."""
     checkpointer = Checkpointer(tmp_path, keep=5)
+    checkpointer.claim()
     held = request.getfixturevalue("held")
     first = checkpointer.save_async(1, {"w": np.full(10, 1)})
     threading.Timer(0.05, held.set).start()
@@ -82,7 +83,8 @@ def test_a_zombie_that_saves_in_the_background_is_stopped(tmp_path: Path) -> Non
     """After a newer attempt's claim the error comes out of the wait, or of whatever the zombie does next."""
     for stop in (lambda c: c.wait(), lambda c: c.save(3, {}), lambda c: c.save_async(3, {}), lambda c: c.step(3)):
         zombie = Checkpointer(tmp_path)
-        Checkpointer(tmp_path)
+        zombie.claim()
+        Checkpointer(tmp_path).claim()
         saving = zombie.save_async(2, {"a": 2})
         saving.join()
         with pytest.raises(StaleAttemptError):
@@ -98,7 +100,7 @@ def test_the_process_ends_after_its_save(tmp_path: Path, kind: str, request: pyt
     passes(
         f"""
 import mizzen
-checkpointer = mizzen.Checkpointer({root!r})
+checkpointer = mizzen.Checkpointer({root!r}, attempt=1)
 real = checkpointer._writers[0].write
 def write(*given):
     threading.main_thread().join()
@@ -120,13 +122,16 @@ def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
     near, far = list_committed(local, verify=True), list_committed(s3_url, verify=True)
     assert [m.id for m in near] == [m.id for m in far] and [m.step for m in far] == [3, 2]
 
-    # The far one lacks the newest, as after a kill before the upload: whoever loads it brings it there.
+    # The far one lacks the newest, as after a kill before the upload: a claim after loading it brings it there.
     Checkpointer(local, attempt=checkpointer.attempt).save(4, {"w": np.full(1000, 4)})
-    found = Checkpointer(s3_url, local=local).load_latest()
+    after = Checkpointer(s3_url, local=local)
+    found = after.load_latest()
     assert found is not None and found.step == 4
+    after.claim()
     assert [m.step for m in list_committed(s3_url, verify=True)] == [4, 3]
     again = Checkpointer(s3_url, local=local)
     assert again.load_latest() is not None
+    again.claim()
     assert [m.step for m in list_committed(s3_url, verify=True)] == [4, 3]
 
     # The machine is another one.
@@ -162,6 +167,7 @@ def test_a_local_root_that_is_full_costs_a_warning(tmp_path: Path, monkeypatch: 
     """The far root has the checkpoint although the local one could not take it."""
     near, far = tmp_path / "near", tmp_path / "far"
     checkpointer = Checkpointer(far, local=near)
+    checkpointer.claim()
     shutil.rmtree(near)
     near.write_text("no folder")
     with pytest.warns(CheckpointWarning, match="near: step 1 was not saved here"):
@@ -178,7 +184,8 @@ def test_a_checkpoint_that_is_brought_up_lifts_no_fence(tmp_path: Path) -> None:
     newer = Checkpointer(far, local=near, keep=1)
     found = newer.load_latest()
     assert found is not None and found.step == 2
+    newer.claim()
     assert [m.step for m in list_committed(far)] == [2]
     with pytest.raises(StaleAttemptError):
         zombie.save(3, {"a": 3})
-    assert Checkpointer(far).attempt == 3
+    assert Checkpointer(far).claim() == 3

@@ -305,7 +305,7 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
 
     writer = Checkpointer(tmp_path, attempt=1, keep=1)
     writer.save(1, {"a": 1})
-    real, real_whole = reading.fetch_part, reading._whole
+    real, real_verify, real_whole = reading.fetch_part, reading.verify_part, reading._whole
     last = 3
 
     def behind(step: int) -> None:
@@ -318,9 +318,14 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
 
     def whole(store: Any, manifest: Any, *rest: Any) -> bool:
         behind(manifest[0].key and int(manifest[0].key.split("step-")[1][:10]))
-        return real_whole(store, manifest, {}, True)
+        return real_whole(store, manifest, *rest)
+
+    def verify(store: Any, part: Any) -> None:
+        behind(int(part.key.split("step-")[1][:10]))
+        real_verify(store, part)
 
     monkeypatch.setattr(reading, "fetch_part", fetch)
+    monkeypatch.setattr(reading, "verify_part", verify)
     reader = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
     found = reader.load_latest()
     assert found is not None and found.state == {"a": 3}

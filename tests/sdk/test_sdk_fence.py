@@ -60,16 +60,48 @@ def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None
     assert early.step == late.step == 1
 
 
-def test_without_numbers_the_last_to_start_writes(tmp_path: Path) -> None:
-    """Outside a scheduler each writer takes the next number, also where the claims before it are gone."""
+def test_without_numbers_the_first_to_save_writes(tmp_path: Path) -> None:
+    """Outside a scheduler a process takes the number after those that it has seen, at its first save."""
     first, second = Checkpointer(tmp_path), Checkpointer(tmp_path)
-    assert (first.attempt, second.attempt) == (1, 2)
     second.save(1, {})
-    with pytest.raises(StaleAttemptError):
+    with pytest.raises(StaleAttemptError, match="another process has claimed it as attempt 1 meanwhile"):
         first.save(1, {})
+    assert (first.attempt, second.attempt) == (None, 1)
+    # One that goes on from what the other saved has seen it, and takes the root over.
+    assert first.load_latest() is not None
+    first.save(2, {})
+    assert first.attempt == 2
+    with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write here"):
+        second.save(2, {})
     assert Checkpointer(tmp_path, rank=1, world_size=2).attempt is None
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["0000000003.json"]
-    assert Checkpointer(tmp_path).attempt == 3
+    assert Checkpointer(tmp_path).claim() == 3
+
+
+def test_looking_at_a_run_takes_nothing_from_it(tmp_path: Path) -> None:
+    """Another process loads the newest checkpoint, into objects too, and the training's next save is as ever."""
+    training = Checkpointer(tmp_path)
+    training.save(1, {"rng": {}, "progress": {"step": 1}, "a": {"x": 1}})
+    before = sorted(path.name for path in (tmp_path / "log").iterdir())
+    notebook = Checkpointer(tmp_path)
+    found = notebook.load_latest()
+    assert found is not None and found.step == 1
+    assert sorted(path.name for path in (tmp_path / "log").iterdir()) == before
+    training.save(2, {"a": {"x": 2}})
+
+
+def test_of_two_with_the_same_number_the_last_commits(tmp_path: Path) -> None:
+    """The one that claimed first is refused, before and after the other's claim is gone from the log."""
+    first = Checkpointer(tmp_path, attempt=3)
+    first.save(1, {"a": "first"})
+    second = Checkpointer(tmp_path, attempt=3)
+    for step in (2, 3, 4):
+        with pytest.raises(StaleAttemptError, match="another process has claimed it as attempt 3 too, later"):
+            first.save(step, {"a": "first"})
+        second.save(step, {"a": "second"})
+    found = Checkpointer(tmp_path).load_latest()
+    assert found is not None and (found.step, found.state) == (4, {"a": "second"})
+    assert [m.step for m in list_committed(tmp_path, verify=True)] == [4, 3]
+    assert _rest(tmp_path) == []
 
 
 def test_a_damaged_claim_is_told_and_takes_its_place(tmp_path: Path) -> None:
@@ -103,7 +135,8 @@ def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monk
         return iter(()) if calls <= 2 else listed(store, prefix, after=after)
 
     monkeypatch.setattr(FileStore, "list", late)
-    assert claim(Log(FileStore(tmp_path)), 2, "other") == (2, True)
+    claimed = claim(Log(FileStore(tmp_path)), 2, "other")
+    assert (claimed.attempt, claimed.first) == (2, True)
     assert calls > 2
 
 

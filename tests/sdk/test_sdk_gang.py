@@ -168,4 +168,4 @@ def test_ranks_without_an_attempt_are_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, sharded=True, rank=0, world_size=2)
     with pytest.raises(CheckpointError, match="give agree"):
         Checkpointer(tmp_path, attempt=1, rank=0, world_size=2).step(1)
-    assert Checkpointer(tmp_path / "alone", sharded=True).attempt == 1
+    assert Checkpointer(tmp_path / "alone", sharded=True).claim() == 1

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hn
 
 from mizzen.checkpoint import CheckpointError, CorruptCheckpointError, StateError
 from mizzen.checkpoint.parts import Pickled, decode, encode, file_name
+from mizzen.checkpoint.tensors import SMALL_BYTES
 from tests.sdk.scripts import passes
 
 TYPES = [
@@ -153,10 +154,10 @@ def test_loaded_arrays_are_writable_views_of_the_data(name: str) -> None:
 
 
 def test_chunks_are_the_live_memory() -> None:
-    """Arrays and bytes in order are not copied at a save: what changes in them changes in the chunks."""
-    array, raw = np.zeros(1000, np.float32), bytearray(500)
+    """Large arrays and bytes in order are not copied at a save: what changes in them changes in the chunks."""
+    array, raw = np.zeros(SMALL_BYTES // 4, np.float32), bytearray(SMALL_BYTES)
     (_, *chunks), (alone,) = encode("p", {"a": array, "b": raw})[1], encode("p", raw)[1]
-    array[:], raw[:] = 1, b"x" * 500
+    array[:], raw[:] = 1, b"x" * SMALL_BYTES
     assert b"".join(chunks) == array.tobytes() + raw
     assert bytes(alone) == raw
 

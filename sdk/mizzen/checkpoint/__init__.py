@@ -17,8 +17,8 @@ attempt and number of the save, and each part's key, size and checksum; parts th
 earlier checkpoint. It is valid if its record is whole and all parts of all ranks have their size and checksum. The
 newest is the one with the greatest (attempt, save), whatever its step.
 
-Fencing: an attempt claims the root before it loads. From then on no older attempt can commit; its `save` raises
-`StaleAttemptError`.
+Fencing: an attempt that was given a number claims the root before it loads, another one at its first save. From then on
+no older attempt can commit; its `save` raises `StaleAttemptError`. Reading claims nothing.
 """
 
 from mizzen.checkpoint.checkpointer import Checkpointer

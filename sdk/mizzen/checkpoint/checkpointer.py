@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,8 @@ from mizzen.checkpoint.errors import (
     StaleAttemptError,
     StateError,
 )
+from mizzen.checkpoint.layout import Encoder
+from mizzen.checkpoint.live import Live
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.pressure import Pressure, Wish
@@ -75,7 +77,7 @@ class Checkpointer:
         start_over: bool = False,
         checksum: str | None = None,
     ) -> None:
-        """Claim the root, and watch for notices (in the main thread).
+        """Look at the root, and watch for notices (in the main thread). With an `attempt` it is claimed, see `claim`.
 
         What is not given comes from the environment (`mizzen.environment`), and without it from the defaults.
 
@@ -84,8 +86,8 @@ class Checkpointer:
             local: a folder of this machine, to which each checkpoint is written before it is uploaded to `uri`, and
                 from which it is loaded if the machine still has it. A sharded gang must be on one machine for it.
             background: whether `step` saves in the background, from a copy of the state in memory.
-            attempt: fencing number, from 1. Without one a process that saves takes the next after the newest in the
-                root, and one that does not claims nothing.
+            attempt: fencing number, from 1. Without one a process that saves takes the next after those that it has
+                seen, at its first save. Of processes with the same the one that came last saves.
             keep: how many checkpoints to keep, 1 or more; 2 by default.
             keep_every: never remove the checkpoints of steps that this divides.
             interval_s: seconds from one save to the next; by default they follow from what saves cost and how often
@@ -103,7 +105,7 @@ class Checkpointer:
 
         Raises:
             ValueError: there is no root, its scheme is not known, or a number is out of its range.
-            StaleAttemptError: a newer attempt has claimed the root.
+            StaleAttemptError: a newer attempt than the given one has claimed the root.
             CheckpointError: the root cannot be read.
         """
         told = TaskEnvironment.from_environ()
@@ -135,27 +137,61 @@ class Checkpointer:
         self.skipped: tuple[Skipped, ...] = ()
         """What the last `load_latest` passed over, newest first, and why."""
         alone = Gang() if not sharded else place
-        stores = [open_root(root) for root in (local, uri) if root is not None]
+        self._logs = [Log(open_root(root)) for root in (local, uri) if root is not None]
+        self._given_attempt = attempt
+        self._next_attempt = 1
+        """What is claimed at the first save, where no attempt was given: the one after those that were seen."""
+        self._open = (alone, self.retention, algorithm)
+        self._shard_timeout_s = shard_timeout_s
         self._writers: list[Writer] = []
-        if attempt is not None or self.writer:
-            opened = open_writers(stores, attempt, alone, self.retention, algorithm)
-            self._writers = [replace(writer, shard_timeout_s=shard_timeout_s) for writer in opened]
-        self._logs = [writer.log for writer in self._writers] or [Log(store) for store in stores]
-        self.attempt = self._writers[-1].attempt if self._writers else None
-        """The fencing number; None for a process that claimed nothing."""
         self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
         self._agree = agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
+        self._encoder = Encoder()
         self._snapshot = Snapshot()
         self._saving: Saving | None = None
         self._saved_step: int | None = None
+        self._found: Manifest | None = None
         self._pressure = Pressure()
+        if attempt is not None:
+            self.claim()
+        elif self.writer:
+            for log in self._logs:
+                log.refresh()
+            self._see(self._logs)
 
     @property
     def root(self) -> str:
         """URI of the root."""
         return self._logs[-1].where
+
+    @property
+    def attempt(self) -> int | None:
+        """The fencing number; None for a process that has claimed nothing (yet)."""
+        return self._writers[-1].attempt if self._writers else None
+
+    def claim(self) -> int:
+        """Claim the root, so that no older attempt can commit there any more; the attempt.
+
+        With an `attempt` it is done at once, else by the first save: who only looks takes nothing from who trains.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed the root; or, where none was given, another process has
+                claimed it since this one looked.
+            CheckpointError: the root cannot be read.
+        """
+        if not self._writers:
+            stores = [log.store for log in self._logs]
+            given = self._given_attempt
+            opened = open_writers(
+                stores, given or self._next_attempt, *self._open, commits=self.writer, alone=given is None
+            )
+            self._writers = [replace(writer, shard_timeout_s=self._shard_timeout_s) for writer in opened]
+            self._logs = [writer.log for writer in self._writers]
+            if self._found is not None:
+                bring_up(self._writers, self._found)
+        return self._writers[-1].attempt
 
     @property
     def progress(self) -> MutableMapping[str, Any]:
@@ -183,6 +219,9 @@ class Checkpointer:
     def restore(self) -> int:
         """Load the newest valid checkpoint into what is tracked; the step to go on from, 0 if there is none.
 
+        Tensors of tracked modules are read into where they are, without a second copy. Where this raises they may hold
+        parts of a checkpoint.
+
         Raises:
             StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it. Or what is
                 tracked holds something that is not stored: the first save would only find it later.
@@ -190,7 +229,7 @@ class Checkpointer:
                 none of them can be loaded, and `start_over` was not given.
         """
         with self._loading():
-            found = self._newest()
+            found = self._newest(self._tracked.live())
             if found is not None:
                 self._tracked.restore(found.state)
             if self.writer:
@@ -279,7 +318,8 @@ class Checkpointer:
         """
         self._settle()
         began_s = time.monotonic()
-        manifest = write(self._writers, step, self._encoded(step, state), own)
+        encoded = self._encoded(step, state)
+        manifest = write(self._writers, step, encoded, own)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s)
         self._saved(manifest, held_s, held_s)
@@ -314,7 +354,7 @@ class Checkpointer:
         """
         self._settle()
         began_s = time.monotonic()
-        encoded = self._snapshot.take(self._encoded(step, state))
+        encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s, writing=True)
 
@@ -368,13 +408,15 @@ class Checkpointer:
             warnings.warn(message, CheckpointWarning, stacklevel=4)
 
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
-        if not self.writer or not self._writers:
+        if not self.writer:
             raise CheckpointError(f"{self.root}: this process does not save: rank 0 does")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise StateError(f"step={step!r}: must be a whole number, 0 or more")
         for name in state:
             check_part_name(name)
-        return {name: parts.encode(name, value) for name, value in state.items()}
+        encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}
+        self.claim()
+        return encoded
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
         self._saved_step = manifest.step
@@ -383,12 +425,19 @@ class Checkpointer:
         choice = self.cadence.explain()
         report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)
 
-    def _newest(self) -> Checkpoint | None:
+    def _newest(self, live: Live | None = None) -> Checkpoint | None:
         # Read anew, as every other rank and every other start would.
-        found, self.skipped = read_latest([Log(log.store) for log in self._logs], self._reader)
+        logs = [Log(log.store) for log in self._logs]
+        found, self.skipped = read_latest(logs, self._reader, live)
+        self._see(logs)
         return found
 
+    def _see(self, logs: Sequence[Log]) -> None:
+        """Take the attempt after all that are known: who claims one between now and the first save has the root."""
+        self._next_attempt = 1 + max(log.attempt for log in logs)
+
     def _begin(self, found: Checkpoint | None) -> int:
+        self._found = found.manifest if found is not None else None
         if found is not None and self._writers:
             bring_up(self._writers, found.manifest)
         step = found.step if found else 0

@@ -5,14 +5,17 @@ the last one, which a store lets only one of several do; the others read on and 
 one order that all see: a commit comes before a newer attempt's claim, and is then that attempt's to load, or it meets
 the claim in its place and is refused. Nothing else is needed of a store: no locks, no clocks.
 
-The newest record is never removed. One who slept while records were removed could create one of these numbers anew, but
-only below newer records; it looks at the log again afterwards, and finds that it is stale.
+Of several processes with the same attempt the one that claimed last commits: a claim names its process, and so does a
+commit.
+
+The newest record is never removed. One who slept while records were removed could create one of these numbers again,
+but only below newer records; it looks at the log again afterwards, and finds that it is stale.
 """
 
 import errno
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,6 +37,17 @@ class Entry:
     """None: it is damaged."""
     reason: str = ""
     """What is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a process holds of a root."""
+
+    attempt: int
+    number: int
+    """The number of its record; 0: it has none, since it does not commit and the attempt was claimed already."""
+    first: bool
+    """Whether nobody had claimed the root for this attempt before."""
 
 
 @contextmanager
@@ -83,6 +97,11 @@ class Log:
         """The newest attempt that has claimed the root; 0: none has."""
         records = (entry.record for entry in self._entries.values())
         return max((record.attempt for record in records if isinstance(record, Claim | Manifest)), default=0)
+
+    @property
+    def last(self) -> int:
+        """The number of the newest record that is known."""
+        return self._last
 
     @property
     def checkpoints(self) -> list[tuple[int, Manifest]]:
@@ -148,6 +167,21 @@ class Log:
             message = f"{self.where}: claimed by attempt {self.attempt}; attempt {attempt} may not write here"
             raise StaleAttemptError(message)
 
+    def rival(self, claimed: Claimed, writer: str, adopted: Collection[str] = ()) -> Claim | Manifest | None:
+        """A record of another process that took the root over after `claimed`, for the same attempt; None: none did.
+
+        `adopted` are the names of checkpoints that this process has brought here itself.
+        """
+        for entry in self.entries:
+            record = entry.record
+            if entry.number <= claimed.number:
+                break
+            if not isinstance(record, Claim | Manifest) or record.attempt != claimed.attempt:
+                continue
+            if record.writer not in ("", writer) and not (isinstance(record, Manifest) and record.by in adopted):
+                return record
+        return None
+
     def append(self, record: Claim | Manifest) -> bool:
         """Create the record after the last known one; False if another one is there: then read on.
 
@@ -173,25 +207,37 @@ def _key(number: int) -> str:
     return f"log/{number:010d}.json"
 
 
-def claim(log: Log, attempt: int | None, by: str, at_least: int = 1) -> tuple[int, bool]:
-    """Claim the root for `attempt`, or (None) for the next one, `at_least` that. Several processes of an attempt may.
+def claim(
+    log: Log, attempt: int | None, by: str, *, writer: str = "", at_least: int = 1, alone: bool = False
+) -> Claimed:
+    """Claim the root for `attempt`, or (None) for the next one, `at_least` that.
 
-    Returns:
-        The attempt, and whether this call is what claimed the root for it.
+    Args:
+        log: the root's.
+        attempt: fencing number, from 1.
+        by: for people: who claims.
+        writer: names a process that will commit. It takes the root over from an earlier one of the same attempt;
+            others of an attempt just share it.
+        at_least: the least number that is taken where none is given.
+        alone: whether nobody may have claimed the root for this attempt: the number was chosen, not given.
 
     Raises:
-        StaleAttemptError: a newer attempt has claimed it.
+        StaleAttemptError: a newer attempt has claimed it, or (`alone`) somebody has for this one.
         CheckpointError: the store cannot be read.
     """
     log.refresh()
     while True:
         mine = max(log.attempt + 1, at_least) if attempt is None else attempt
         log.check(mine)
-        if log.attempt == mine:
-            return mine, False
-        if log.append(Claim(mine, round(time.time(), 3), by)):
+        taken = log.attempt == mine
+        if taken and alone:
+            raise StaleAttemptError(f"{log.where}: another process has claimed it as attempt {mine} meanwhile")
+        if taken and not writer:
+            return Claimed(mine, 0, False)
+        if log.append(Claim(mine, round(time.time(), 3), by, writer)):
+            number = log.last
             # One who slept meanwhile may have taken an old number.
             log.refresh()
             log.check(mine)
-            return mine, True
+            return Claimed(mine, number, not taken)
         log.advance()

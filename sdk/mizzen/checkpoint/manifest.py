@@ -63,6 +63,8 @@ class Manifest:
     """Ranks that it was saved by."""
     by: str = ""
     """Which save made the record."""
+    writer: str = ""
+    """Which process saved it, or (in a gang) committed it."""
 
     @property
     def step(self) -> int:
@@ -100,6 +102,7 @@ class Manifest:
                 "bytes": self.size_bytes,
                 "world_size": self.world_size,
                 "by": self.by,
+                "writer": self.writer,
                 "parts": [asdict(part) for part in self.parts],
             }
         )
@@ -113,10 +116,20 @@ class Claim:
     at_s: float
     """When, in seconds since the epoch."""
     by: str
+    writer: str = ""
+    """Which process will commit; empty: one that will not."""
 
     def to_bytes(self) -> bytes:
         """The claim as JSON, with its own checksum."""
-        return _sealed({"format": CLAIM_FORMAT, "attempt": self.attempt, "claimed_at_s": self.at_s, "by": self.by})
+        return _sealed(
+            {
+                "format": CLAIM_FORMAT,
+                "attempt": self.attempt,
+                "claimed_at_s": self.at_s,
+                "by": self.by,
+                "writer": self.writer,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -152,9 +165,10 @@ def parse(raw: bytes) -> Record:
                 parts=tuple(_part(part) for part in body["parts"]),
                 world_size=body["world_size"],
                 by=body["by"],
+                writer=body.get("writer", ""),
             )
         if body["format"] == CLAIM_FORMAT:
-            return Claim(body["attempt"], body["claimed_at_s"], body["by"])
+            return Claim(body["attempt"], body["claimed_at_s"], body["by"], body.get("writer", ""))
         if body["format"] == SHARD_FORMAT:
             return Shard(body["rank"], tuple(_part(part) for part in body["parts"]))
         raise CorruptCheckpointError(f"the record has format {body['format']!r}, which this version does not know")

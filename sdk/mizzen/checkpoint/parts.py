@@ -16,6 +16,7 @@ training goes on copies them first.
 import mmap
 import pickle
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ __all__ = ["Chunk", "Pickled", "check", "decode", "encode", "file_name"]
 
 _EXTENSIONS = {"bytes": "bin", "json": "json", "tensors": "safetensors", "pickle": "pickle"}
 _TREE = "mizzen.tree"
+TENSORS = "tensors"
+"""The kind of parts with tensors in them."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ def file_name(name: str, kind: str) -> str:
     return f"part-{name}.{_EXTENSIONS[kind]}"
 
 
-def encode(name: str, value: Any) -> tuple[str, list[Chunk]]:
+def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambda _: None) -> tuple[str, list[Chunk]]:
     """The kind of the part `name` and its file's content, one chunk after the other. Chunks may be the live memory.
+
+    `walked` is given the tree of a part of the kind `tensors`.
 
     Raises:
         StateError: the value, or something in it, is not stored; a file cannot be read; or pickle refuses it.
@@ -61,12 +66,18 @@ def encode(name: str, value: Any) -> tuple[str, list[Chunk]]:
     if isinstance(value, bytes | bytearray | memoryview):
         view = memoryview(value)
         return "bytes", [view.cast("B") if view.c_contiguous else view.tobytes()]
-    text, tensors = trees.flatten(name, value)
-    if not tensors:
-        return "json", [text.encode()]
-    torch = any(tensor.library == "torch" for tensor in tensors.values())
+    flat = trees.flatten(name, value)
+    if not flat.tensors:
+        return "json", [flat.text.encode()]
+    walked(flat)
+    torch = any(tensor.library == "torch" for tensor in flat.tensors.values())
+    return TENSORS, tensorfile.pack(metadata(flat.text, torch), flat.tensors)
+
+
+def metadata(tree: str, torch: bool) -> dict[str, str]:
+    """What a file of the kind `tensors` says besides its tensors."""
     # `format` is what readers of other libraries look for.
-    return "tensors", tensorfile.pack({"format": "pt" if torch else "np", _TREE: text}, tensors)
+    return {"format": "pt" if torch else "np", _TREE: tree}
 
 
 def check(name: str, value: Any) -> None:
@@ -81,32 +92,42 @@ def check(name: str, value: Any) -> None:
         trees.flatten(name, value)
 
 
-def decode(kind: str, data: bytearray | memoryview, trusted: bool = False, *, name: str = "") -> Any:
-    """The value of a part from its file's content. Arrays and tensors (on the CPU) are writable views of `data`.
+def decode(
+    kind: str,
+    content: bytearray | memoryview | tensorfile.Content,
+    trusted: bool = False,
+    *,
+    name: str = "",
+    live: Mapping[str, Any] | None = None,
+) -> Any:
+    """The value of a part from its file's content. Arrays and tensors (on the CPU) are writable views of it.
 
     Args:
         kind: as `encode` gave it.
-        data: all of the file. A view of a mapped or pinned region will do, if it is writable.
+        content: all of the file. A view of a mapped or pinned region will do, if it is writable. Of `tensors` also what
+            `fetching.fetch_tensors` gives.
         trusted: whether a pickle may be loaded, and so run whatever code it names.
         name: the part's, for errors.
+        live: torch tensors whose memory is that of `content`: these come back.
 
     Raises:
         CorruptCheckpointError: it is not of that kind.
         CheckpointError: it is a pickle and not trusted, or cannot be loaded; or it holds arrays or tensors and their
             library is not installed.
     """
-    if kind == "bytes":
-        return bytes(data)
-    if kind == "pickle":
-        return _unpickled(data, trusted, name)
     try:
-        if kind == "json":
-            return trees.restore(name, bytes(data), {})
         if kind == "tensors":
-            metadata, tensors = tensorfile.unpack(data)
-            return trees.restore(name, metadata[_TREE], tensors)
+            metadata, tensors = content if isinstance(content, tuple) else tensorfile.unpack(content)
+            return trees.restore(name, metadata[_TREE], tensors, live)
+        assert not isinstance(content, tuple)
+        if kind == "json":
+            return trees.restore(name, bytes(content), {})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise CorruptCheckpointError(f"its {kind} cannot be read: {error!r}") from error
+    if kind == "bytes":
+        return bytes(content)
+    if kind == "pickle":
+        return _unpickled(content, trusted, name)
     raise CorruptCheckpointError(f"its kind {kind!r} is not known to this version")
 
 

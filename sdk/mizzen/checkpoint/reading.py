@@ -1,27 +1,25 @@
 """Reading a root. Nothing here changes it, and nothing that is not committed is looked at."""
 
-import mmap
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
+from mizzen.checkpoint.fetching import fetch_part, fetch_tensors, verify_part
+from mizzen.checkpoint.live import Live
 from mizzen.checkpoint.log import Log, readable
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects import checksums
+from mizzen.checkpoint.tensorfile import Entry
 from mizzen.objects.store import ObjectStore
-from mizzen.objects.workers import Workers
 
 _RELISTS = 5
-_PIECE_BYTES = 8 << 20
-_FETCHES = 4
-"""Pieces that are fetched at the same time, while those before them are checked."""
-_MAPPED_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,13 @@ class Reader:
     """The maximum over all ranks, which all call together. Without it each rank verifies the parts of all ranks."""
 
 
-def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
+def read_latest(
+    logs: Sequence[Log], reader: Reader, live: Live | None = None
+) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
     """The newest valid checkpoint in any of the roots, if any, and what was passed over, each with a warning.
+
+    Tensors of `live` that it has in the same form are read into, and are what comes back; where this raises, they may
+    hold parts of what was passed over. A reader that would start over needs them as they are, so they are left alone.
 
     Of one that several roots have, the first root's is tried first. A damaged part is no loss where another checkpoint
     has the same content elsewhere.
@@ -80,7 +83,7 @@ def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None,
     for _ in range(_RELISTS):
         for log in logs:
             log.refresh()
-        found, skipped, outrun = _newest(logs, reader)
+        found, skipped, outrun = _newest(logs, reader, {} if live is None or reader.start_over else live)
         if not outrun:
             for entry in skipped:
                 message = f"checkpoint {entry.name} is passed over: {entry.reason}"
@@ -96,7 +99,7 @@ def read_latest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None,
     )
 
 
-def _newest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
+def _newest(logs: Sequence[Log], reader: Reader, live: Live) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
     """As `read_latest`; and whether one was removed while it was read."""
     skipped = [
         Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
@@ -111,7 +114,7 @@ def _newest(logs: Sequence[Log], reader: Reader) -> tuple[Checkpoint | None, tup
     for manifest, _, number, log in sorted(candidates, key=lambda found: (found[0].id, *found[1:3]), reverse=True):
         state, error = None, None
         try:
-            state = _load(log.store, manifest, reader, copies)
+            state = _load(log.store, manifest, reader, copies, live)
         except CorruptCheckpointError as corrupt:
             error = corrupt
         if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
@@ -138,27 +141,27 @@ def _copies(logs: Sequence[Log]) -> _Copies:
     return {content: tuple(places.values()) for content, places in found.items()}
 
 
-def _fetch(store: ObjectStore, part: Part, copies: _Copies) -> memoryview:
-    """A part's content, from where the manifest says or, with a warning, from another copy.
+def _fetch(store: ObjectStore, part: Part, copies: _Copies, fetch: Callable[[ObjectStore, Part], T]) -> T:
+    """A part by `fetch`, from where the manifest says or, with a warning, from another copy.
 
     Raises:
         CorruptCheckpointError: all copies are missing or damaged; the message is that of the first.
         CheckpointError: one cannot be read for another reason.
     """
     try:
-        return fetch_part(store, part)
+        return fetch(store, part)
     except CorruptCheckpointError as error:
         for other, key in copies.get((part.checksum, part.size_bytes), ()):
             if other.uri(key) != store.uri(part.key):
                 with suppress(CorruptCheckpointError):
-                    content = fetch_part(other, replace(part, key=key))
+                    content = fetch(other, replace(part, key=key))
                     message = f"{store.uri('')}: {error}; read from {other.uri(key)}, which has the same content"
                     warnings.warn(message, CheckpointWarning, stacklevel=7)
                     return content
         raise
 
 
-def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies) -> dict[str, Any]:
+def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: Live) -> dict[str, Any]:
     """The values of the parts that are this reader's, after all that make the checkpoint valid are verified."""
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
     if foreign and not reader.other_world:
@@ -170,63 +173,28 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
     if reader.agree is None:
         for part in manifest.parts:
             if part not in mine:
-                _fetch(store, part, copies)
+                _fetch(store, part, copies, verify_part)
     state: dict[str, Any] = {}
     for part in mine:
-        data = _fetch(store, part, copies)
+        wanted = live.get(part.name, {})
+        read: dict[str, Any] = {}
+
+        def target(entry: Entry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:
+            found = wanted.get(entry.name)
+            if found is None or not found.fits(entry):
+                return None
+            read[entry.name] = found.value
+            return cast(memoryview, found.memory)
+
+        def fetch(store: ObjectStore, part: Part, target: Any = target) -> Any:
+            return fetch_tensors(store, part, target) if part.kind == "tensors" else fetch_part(store, part)
+
+        content = _fetch(store, part, copies, fetch)
         try:
-            state[part.name] = parts.decode(part.kind, data, reader.trusted, name=part.name)
+            state[part.name] = parts.decode(part.kind, content, reader.trusted, name=part.name, live=read)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"{part.key}: {error}") from error
     return state
-
-
-def fetch_part(store: ObjectStore, part: Part) -> memoryview:
-    """A part's content, writable, of the right size and checksum. Pieces are checked while the next ones are fetched.
-
-    Raises:
-        CorruptCheckpointError: it is missing, or not what was committed.
-        CheckpointError: it cannot be read for another reason.
-    """
-    algorithm, _, expected = part.checksum.partition(":")
-    try:
-        digest = checksums.digest(algorithm)
-    except checksums.UnknownAlgorithm as error:
-        raise CorruptCheckpointError(f"{part.key}: {error}") from None
-    except checksums.MissingAlgorithm as error:
-        raise CheckpointError(f"{part.key}: {error}") from None
-    content = _buffer(part.size_bytes)
-    with readable(part.key):
-        if not part.size_bytes and store.size(part.key) != 0:
-            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
-        # The workers end first: none may read what is closed.
-        with store.opened(part.key) as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _PIECE_BYTES)) as workers:
-            pieces = [content[start : start + _PIECE_BYTES] for start in range(0, part.size_bytes, _PIECE_BYTES)]
-            fetched = [workers.submit(fetch, piece, index * _PIECE_BYTES) for index, piece in enumerate(pieces)]
-            for piece, done in zip(pieces, fetched, strict=True):
-                if done.result() != len(piece):
-                    raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
-                digest.update(piece)
-        if store.size(part.key) != part.size_bytes:
-            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
-    if digest.hexdigest() != expected:
-        raise CorruptCheckpointError(f"{part.key} does not match its checksum")
-    return content
-
-
-def _buffer(size_bytes: int) -> memoryview:
-    """Writable memory. Large ones are mapped, so that Python does not fill them with zeros first.
-
-    As private memory, which costs half as much to touch as shared memory, mmap's default; in huge pages, where the
-    kernel has them to give, which cost less again.
-    """
-    if size_bytes < _MAPPED_BYTES:
-        return memoryview(bytearray(size_bytes))
-    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)
 
 
 def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
@@ -267,7 +235,7 @@ def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], ve
             return False
         if verify:
             try:
-                fetch_part(store, part)
+                verify_part(store, part)
             except CorruptCheckpointError:
                 return False
     return True

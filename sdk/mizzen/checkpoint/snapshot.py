@@ -2,7 +2,7 @@
 
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
@@ -20,9 +20,16 @@ class Snapshot:
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
 
-    def take(self, encoded: Mapping[str, tuple[str, Sequence[Chunk]]]) -> dict[str, tuple[str, list[Chunk]]]:
-        """Copies of the parts' contents, which stay as they are until the next `take`."""
-        need = sum(_aligned(memoryview(chunk).nbytes) for _, chunks in encoded.values() for chunk in chunks)
+    def take(
+        self, encoded: Mapping[str, tuple[str, Sequence[Chunk]]], owned: Callable[[Chunk], bool] = lambda _: False
+    ) -> dict[str, tuple[str, list[Chunk]]]:
+        """Copies of the parts' contents, which stay as they are until the next `take`.
+
+        Chunks that are `owned` are copies already, and come back themselves.
+        """
+        need = sum(
+            _aligned(memoryview(chunk).nbytes) for _, chunks in encoded.values() for chunk in chunks if not owned(chunk)
+        )
         if need > len(self._memory):
             # Not a reallocation: views of the old memory may still be alive.
             self._memory = memoryview(mmap.mmap(-1, need + need // 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
@@ -32,6 +39,9 @@ class Snapshot:
         for name, (kind, chunks) in encoded.items():
             copies: list[Chunk] = []
             for chunk in chunks:
+                if owned(chunk):
+                    copies.append(chunk)
+                    continue
                 source = memoryview(chunk).cast("B")
                 target = self._memory[used : used + len(source)]
                 used += _aligned(len(source))

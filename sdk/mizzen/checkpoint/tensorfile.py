@@ -8,58 +8,129 @@ The header is filled up with spaces, so that the tensors begin at a multiple of 
 """
 
 import json
+import math
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from mizzen.checkpoint.tensors import WIDTHS, Stored
+from mizzen.checkpoint.tensors import SMALL_BYTES, WIDTHS, Stored
 from mizzen.objects.store import Chunk
 
 METADATA = "__metadata__"
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
 _ALIGNED_BYTES = 64
 
 
 def pack(metadata: Mapping[str, str], tensors: Mapping[str, Stored]) -> list[Chunk]:
-    """The content of a file. The tensors' chunks are theirs, not copies."""
-    header: dict[str, Any] = {METADATA: dict(metadata)}
+    """The content of a file. Large tensors' chunks are theirs, not copies; small ones come many in a chunk."""
+    order = in_order(tensors)
     chunks: list[Chunk] = []
-    offset = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-WIDTHS[item[1].dtype], item[0])):
+    small: list[Chunk] = []
+    for _, tensor in order:
         data = tensor.read()
-        size_bytes = len(data)
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size_bytes],
-        }
-        if size_bytes:
-            chunks.append(data)
-        offset += size_bytes
-    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNED_BYTES)
-    return [_LENGTH.pack(len(text)) + text, *chunks]
+        if len(data) < SMALL_BYTES:
+            small.append(data)
+            continue
+        chunks += _joined(small)
+        chunks.append(data)
+    chunks += _joined(small)
+    return [head(metadata, entries(order)), *chunks]
 
 
-def unpack(data: bytearray | memoryview) -> tuple[dict[str, str], dict[str, tuple[str, list[int], memoryview]]]:
-    """The metadata of a file, and of each tensor its type, shape and bytes (a view of `data`).
+def in_order(tensors: Mapping[str, Stored]) -> list[tuple[str, Stored]]:
+    """Tensors by name, as they follow each other in a file."""
+    return sorted(tensors.items(), key=lambda item: (-WIDTHS[item[1].dtype], item[0]))
+
+
+def entries(order: Sequence[tuple[str, Stored]]) -> str:
+    """What the header of a file says of its tensors, as JSON without the braces."""
+    out: dict[str, Any] = {}
+    low = 0
+    for name, tensor in order:
+        high = low + math.prod(tensor.shape) * WIDTHS[tensor.dtype]
+        out[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [low, high]}
+        low = high
+    return json.dumps(out, separators=(",", ":"), allow_nan=False)[1:-1]
+
+
+def head(metadata: Mapping[str, str], entries: str) -> bytes:
+    """A file up to its tensors: the length of the header, and the header."""
+    said = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), allow_nan=False)
+    text = (f"{said[:-1]},{entries}}}" if entries else said).encode()
+    text += b" " * (-(len(text) + LENGTH.size) % _ALIGNED_BYTES)
+    return LENGTH.pack(len(text)) + text
+
+
+def _joined(small: list[Chunk]) -> list[Chunk]:
+    """What is in `small` as one chunk, if anything is; `small` is empty afterwards."""
+    joined = b"".join(small)
+    small.clear()
+    return [joined] if joined else []
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    size_bytes: int
+
+
+Tensors: TypeAlias = dict[str, tuple[str, list[int], memoryview]]
+"""Name to type, shape and bytes."""
+Content: TypeAlias = tuple[dict[str, str], Tensors]
+"""The metadata of a file, and its tensors."""
+
+
+def header_end(head: bytes | bytearray, file_bytes: int) -> int:
+    """Where the tensors of a file begin, from its first bytes.
 
     Raises:
-        ValueError, KeyError, TypeError, struct.error: it is not such a file.
+        ValueError, struct.error: it is not such a file.
+    """
+    (length,) = LENGTH.unpack_from(head)
+    end = LENGTH.size + int(length)
+    if end > file_bytes:
+        raise ValueError(f"its header would end at byte {end} of {file_bytes}")
+    return end
+
+
+def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], list[Entry]]:
+    """The metadata of a file and its tensors, in the order in which they fill its body, from its header.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is not a header of such a body.
+    """
+    found = json.loads(text)
+    metadata = found.pop(METADATA, {})
+    entries: list[Entry] = []
+    end = 0
+    for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
+        low, high = entry["data_offsets"]
+        if low != end or high < low or high > body_bytes:
+            raise ValueError(f"the tensor {name!r} would be at bytes {low} to {high} of {body_bytes}, not at {end}")
+        entries.append(Entry(name, entry["dtype"], entry["shape"], high - low))
+        end = high
+    if end != body_bytes:
+        raise ValueError(f"its tensors end at byte {end} of {body_bytes}")
+    return metadata, entries
+
+
+def unpack(data: bytearray | memoryview) -> Content:
+    """The content of a file that is in memory; the tensors' bytes are views of `data`.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, struct.error: it is not such a file.
     """
     view = memoryview(data)
-    (length,) = _LENGTH.unpack_from(view)
-    start = _LENGTH.size + length
-    if start > len(view):
-        raise ValueError(f"its header would end at byte {start} of {len(view)}")
-    header = json.loads(bytes(view[_LENGTH.size : start]))
-    metadata = header.pop(METADATA, {})
-    body = view[start:]
+    start = header_end(bytes(view[: LENGTH.size]), len(view))
+    metadata, entries = header(bytes(view[LENGTH.size : start]), len(view) - start)
     tensors = {}
-    for name, entry in header.items():
-        low, high = entry["data_offsets"]
-        if not 0 <= low <= high <= len(body):
-            raise ValueError(f"the tensor {name!r} would be at bytes {low} to {high} of {len(body)}")
-        tensors[name] = (entry["dtype"], entry["shape"], body[low:high])
+    for entry in entries:
+        tensors[entry.name] = (entry.dtype, entry.shape, view[start : start + entry.size_bytes])
+        start += entry.size_bytes
     return metadata, tensors

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
 from pickle import PickleBuffer
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -21,6 +22,9 @@ from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, No
 from mizzen.objects.store import Chunk
 
 Library: TypeAlias = Literal["numpy", "torch"]
+
+SMALL_BYTES = 64 << 10
+"""Below it a copy is cheaper than to handle the memory by itself."""
 
 WIDTHS = {
     "BOOL": 1,
@@ -86,9 +90,11 @@ class Stored:
     was: str | None
     """The type's name in its library where the file's does not say it."""
     read: Callable[[], Chunk]
-    """Gives its elements in C order, little endian: the live memory where that has this form already, else a copy."""
+    """Gives its elements in C order, little endian: the live memory where it has that form and is large, or a copy."""
     identity: Hashable
     """Equal for objects that are the same elements of the same memory, as tied weights are."""
+    plain: bool = False
+    """Whether it is a torch tensor on the CPU whose memory has the file's form."""
 
 
 def loaded(name: str) -> Any:
@@ -132,6 +138,20 @@ def _of_array(where: str, array: Any) -> Stored:
 
 
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
+    # Most tensors by far, and some states have ten thousand of them: the way below takes ten times as long.
+    tag = _plain_types(torch).get(tensor.dtype)
+    if (
+        tag is not None
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_neg()
+        and tensor.is_contiguous()
+        and (place := tensor.data_ptr())
+    ):
+        shape = tuple(tensor.shape)
+        return Stored("torch", tag, shape, None, lambda: _memory(tensor), ("torch", place, shape, tag), True)
     if kind := _unstored(tensor, torch):
         raise StateError(f"{where}: {kind} is not stored; give plain strided tensors, such as its parts")
     if torch.nn.parameter.is_lazy(tensor):
@@ -156,6 +176,12 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     )
 
 
+@cache
+def _plain_types(torch: ModuleType) -> dict[Any, str]:
+    """Torch's types that a file has as they are."""
+    return {getattr(torch, name): tag for name, tag in _TORCH.items() if hasattr(torch, name)}
+
+
 def _unstored(tensor: Any, torch: ModuleType) -> str | None:
     """What kind of a tensor it is, if that is none whose elements can be stored."""
     if hasattr(tensor, "__tensor_flatten__"):
@@ -166,13 +192,29 @@ def _unstored(tensor: Any, torch: ModuleType) -> str | None:
 
 
 def _memory(tensor: Any) -> Chunk:
-    """The memory of a contiguous tensor on the CPU, which it keeps alive. Not through numpy: that may not be there."""
-    size_bytes = tensor.numel() * tensor.element_size()
-    if not size_bytes:
-        return b""
+    """The memory of a contiguous tensor on the CPU, which it keeps alive; of a small one a copy.
+
+    Not through numpy: that may not be there.
+    """
+    size_bytes = tensor.nbytes
+    if size_bytes < SMALL_BYTES:
+        return ctypes.string_at(tensor.data_ptr(), size_bytes) if size_bytes else b""
+    return live_memory(tensor)
+
+
+def live_memory(tensor: Any) -> memoryview:
+    """The memory of a contiguous tensor on the CPU that is not empty. It keeps the tensor alive."""
+    size_bytes = tensor.nbytes
     memory = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
     memory.owner = tensor
     return PickleBuffer(memory).raw()
+
+
+def memory_of(tensor: Any) -> tuple[int, memoryview] | None:
+    """Address and memory of a torch tensor that is on the CPU and in C order; None of others and of empty ones."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    return (tensor.data_ptr(), live_memory(tensor)) if tensor.nbytes else None
 
 
 def _check_type(where: str, library: Library, name: str, shown: str) -> None:

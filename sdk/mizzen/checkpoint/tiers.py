@@ -4,33 +4,35 @@ import warnings
 from collections.abc import Collection, Sequence
 
 from mizzen.checkpoint.errors import CheckpointWarning, StaleAttemptError
-from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.writing import Encoded, Gang, Retention, Writer, open_writer
 from mizzen.objects.store import ObjectStore
 
 
 def open_writers(
-    stores: Sequence[ObjectStore], attempt: int | None, gang: Gang, retention: Retention, algorithm: str
+    stores: Sequence[ObjectStore],
+    attempt: int,
+    gang: Gang,
+    retention: Retention,
+    algorithm: str,
+    *,
+    commits: bool,
+    alone: bool,
 ) -> list[Writer]:
-    """A writer for each root, all of one attempt: where none is given, of the next that is newer than those of all.
+    """A writer for each root, all of one attempt. The last root's claim comes first: it decides between several.
 
-    The last root's claim comes first: it decides between several that take a number. If each root counted for itself,
-    one that was claimed more often than the others would seem to have the newest checkpoint.
+    See `open_writer`.
 
     Raises:
-        StaleAttemptError: a newer attempt has claimed one of them.
+        StaleAttemptError: a newer attempt has claimed one of them; or (`alone`) somebody the last one for this attempt.
         CheckpointError: a log cannot be read.
     """
     *others, last = stores
-    at_least = 1
-    if attempt is None:
-        for store in others:
-            log = Log(store)
-            log.refresh()
-            at_least = max(at_least, log.attempt + 1)
-    decided = open_writer(last, attempt, gang, retention, algorithm, at_least)
-    return [*(open_writer(store, decided.attempt, gang, retention, algorithm) for store in others), decided]
+    decided = open_writer(last, attempt, gang, retention, algorithm, commits=commits, alone=alone)
+    return [
+        *(open_writer(store, attempt, gang, retention, algorithm, commits=commits) for store in others),
+        decided,
+    ]
 
 
 def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str]) -> Manifest:

@@ -5,6 +5,7 @@ from typing import Any
 
 from mizzen.checkpoint import rng
 from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint.live import Live, live_tensors
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.tensors import loaded
 
@@ -40,6 +41,7 @@ class Tracked:
             StateError: a name cannot be a part's or is taken, or an object is none of the above.
         """
         self._parts: dict[str, rng.Access] = {}
+        self._modules: dict[str, Any] = {}
         self.progress: MutableMapping[str, Any] = {}
         """What is saved as the part `progress`; `step` in it is set by `capture` and `restore`."""
         self.add(objects)
@@ -51,6 +53,7 @@ class Tracked:
             StateError: as above, or a name is tracked already.
         """
         added = {name: self._accepted(name, value) for name, value in objects.items()}
+        self._modules |= {name: _unwrapped(value) for name, value in objects.items() if name != PROGRESS}
         self._parts |= {name: access for name, access in added.items() if name != PROGRESS}
         if PROGRESS in objects:
             self.progress = objects[PROGRESS]
@@ -59,6 +62,11 @@ class Tracked:
     def names(self) -> tuple[str, ...]:
         """The names of all parts, in the order in which they are saved."""
         return (*self._parts, RNG, PROGRESS)
+
+    def live(self) -> Live:
+        """The tensors of tracked modules that a load can read into, by part."""
+        found = {name: live_tensors(name, module) for name, module in self._modules.items()}
+        return {name: tensors for name, tensors in found.items() if tensors}
 
     def capture(self, step: int) -> dict[str, Any]:
         """Part name to value, as of now. Tensors in it are the live ones: write or copy them before going on."""

@@ -25,10 +25,11 @@ import json
 import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
-from mizzen.checkpoint.tensorfile import METADATA
+from mizzen.checkpoint.tensorfile import METADATA, Tensors
 from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, loaded, rebuilt, stored
 from mizzen.objects.store import Chunk
 
@@ -38,39 +39,65 @@ _WIDE_BITS = 1024
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int, float: float, list: list}
 _LIBRARIES: dict[str, Library] = {"$numpy": "numpy", "$torch": "torch"}
 
-Tensors = dict[str, tuple[str, list[int], memoryview]]
-"""Name to type, shape and bytes, as `tensorfile.unpack` gives them."""
+
+@dataclass(frozen=True)
+class Flat:
+    """A tree, and what was set aside."""
+
+    text: str
+    """The tree as JSON."""
+    tensors: dict[str, Stored]
+    """What was set aside, by name."""
+    found: dict[str, tuple[tuple[str, ...], Any]]
+    """Where in the tree each is, at first, and what it is."""
+    leaves: list[tuple[str, Any]]
+    """Name and value of each place where one is, in the order of the tree."""
+    containers: list[Any]
+    """The keys or the length of each dict, list and tuple, in that order."""
 
 
-def flatten(part: str, value: Any) -> tuple[str, dict[str, Stored]]:
-    """The tree of the part `part` as JSON text, and what was set aside, by name.
+def flatten(part: str, value: Any) -> Flat:
+    """The tree of the part `part`.
 
     Raises:
         StateError: something in it is not stored; the message says where it is.
     """
-    walk = _Flattening(part)
+    walk = Flattening(part)
     try:
-        return json.dumps(walk.written(value, ()), separators=(",", ":"), allow_nan=False), walk.tensors
+        text = text_of(walk.written(value, ()))
     except RecursionError:
         raise StateError(f"part {part!r}: contains itself, or is nested too deeply to be stored") from None
+    return Flat(text, walk.tensors, walk.found, walk.leaves, walk.containers)
 
 
-def restore(part: str, text: str | bytes | bytearray, tensors: Tensors) -> Any:
+def text_of(tree: Any) -> str:
+    """A tree of JSON values as text."""
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False)
+
+
+def restore(part: str, text: str | bytes | bytearray, tensors: Tensors, live: Mapping[str, Any] | None = None) -> Any:
     """The value that `flatten` was given. Arrays and tensors are views of `tensors`' bytes.
+
+    `live` are torch tensors whose memory is that of `tensors` already, and which come back themselves.
 
     Raises:
         CheckpointError: it holds arrays or tensors of a library that is not installed.
         CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: it is no such tree.
     """
-    return _Restoring(part, tensors).read(json.loads(text))
+    return _Restoring(part, tensors, live or {}).read(json.loads(text))
 
 
-class _Flattening:
+class Flattening:
+    """One walk through a tree."""
+
     def __init__(self, part: str) -> None:
         self.part = part
         self.tensors: dict[str, Stored] = {}
+        self.found: dict[str, tuple[tuple[str, ...], Any]] = {}
+        """Where each is, and what it is: its identity is a place in memory, which must not be used again meanwhile."""
+        self.leaves: list[tuple[str, Any]] = []
+        self.containers: list[Any] = []
         self._seen: dict[Any, str] = {}
-        self._alive: list[Any] = []
 
     def written(self, value: Any, path: tuple[str, ...]) -> Any:
         """The JSON form of a value."""
@@ -122,13 +149,16 @@ class _Flattening:
         kind, fields = type(value), getattr(value, "_fields", ())
         if not fields or not _are_fields(fields, len(value)):
             return {"$tuple": self._items(value, path)}
+        self.containers.append((kind, *fields))
         items = [self.written(item, (*path, field)) for field, item in zip(fields, value, strict=True)]
         return {"$namedtuple": [kind.__module__, kind.__qualname__, list(fields), items]}
 
     def _items(self, values: Any, path: tuple[str, ...]) -> list[Any]:
+        self.containers.append((type(values), len(values)))
         return [self.written(item, (*path, str(index))) for index, item in enumerate(values)]
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        self.containers.append((type(value), *value))
         plain = all(type(key) is str for key in value)
         if plain and not (len(value) == 1 and next(iter(value)).startswith("$")):
             return {key: self.written(item, (*path, key)) for key, item in value.items()}
@@ -147,10 +177,14 @@ class _Flattening:
 
     def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
         """The name under which it is in the file."""
-        # An identity is a place in memory: it must not be used again, for something else, while this goes on.
-        self._alive.append(value)
-        if tensor.identity in self._seen:
-            return self._seen[tensor.identity]
+        name = self._seen.get(tensor.identity)
+        if name is None:
+            name = self._seen[tensor.identity] = self._new_name(path)
+            self.tensors[name], self.found[name] = tensor, (path, value)
+        self.leaves.append((name, value))
+        return name
+
+    def _new_name(self, path: tuple[str, ...]) -> str:
         keys = (key.replace("~", "~0").replace("/", "~1") for key in path)
         # Other readers take no lone surrogates and no metadata for a tensor; 1 and "1" may both be keys.
         base = "/".join(keys).encode("utf-8", "backslashreplace").decode() or "value"
@@ -158,8 +192,6 @@ class _Flattening:
         while name in self.tensors or name == METADATA:
             number += 1
             name = f"{base}~{number}"
-        self.tensors[name] = tensor
-        self._seen[tensor.identity] = name
         return name
 
 
@@ -188,9 +220,10 @@ def _of_bytes(data: Chunk, place: int) -> Stored:
 
 
 class _Restoring:
-    def __init__(self, part: str, tensors: Tensors) -> None:
+    def __init__(self, part: str, tensors: Tensors, live: Mapping[str, Any]) -> None:
         self.part = f"part {part!r}"
         self.tensors = tensors
+        self.live = live
         self._made: dict[str, Any] = {}
 
     def read(self, written: Any) -> Any:
@@ -240,6 +273,8 @@ class _Restoring:
                 name, was = (content, None) if isinstance(content, str) else content
                 dtype, shape, data = self.tensors[name]
                 library = _LIBRARIES[tag]
+                if library == "torch" and was is None and name in self.live:
+                    return self.live[name]
                 return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
         raise CorruptCheckpointError(f"its tree has {tag!r}, which this version does not know")
 

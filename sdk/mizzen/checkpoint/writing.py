@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from mizzen.checkpoint.copying import copy_parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
-from mizzen.checkpoint.log import Log, claim
+from mizzen.checkpoint.fetching import verify_part
+from mizzen.checkpoint.log import Claimed, Log, claim
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
-from mizzen.checkpoint.reading import fetch_part
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
@@ -76,11 +76,15 @@ class Writer:
     """One process that saves to one root. Made by `open_writer`; used by one thread at a time."""
 
     log: Log
-    attempt: int
+    claimed: Claimed
+    name: str
+    """Of this process, in its claims and commits; empty: it does not commit."""
     gang: Gang
     retention: Retention
     algorithm: str
     shard_timeout_s: float = SHARD_TIMEOUT_S
+    _adopted: set[str] = field(default_factory=set)
+    """Checkpoints that were brought here, by `Manifest.by`."""
     _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
     """A few bytes of each part as it was saved last: parts in which they differ have changed."""
@@ -88,8 +92,29 @@ class Writer:
     """How many checkpoints in a row have rested on a part that was put for an earlier one."""
 
     @property
+    def attempt(self) -> int:
+        """The attempt that it has claimed the root for."""
+        return self.claimed.attempt
+
+    @property
     def _store(self) -> ObjectStore:
         return self.log.store
+
+    def _check(self) -> None:
+        """Make sure that neither a newer attempt nor a newer process of this one is known to have taken the root.
+
+        Raises:
+            StaleAttemptError: one has.
+        """
+        self.log.check(self.attempt)
+        if self._rival() is not None:
+            message = (
+                f"another process has claimed it as attempt {self.attempt} too, later; this one may not write here"
+            )
+            raise StaleAttemptError(f"{self.log.where}: {message}")
+
+    def _rival(self) -> Claim | Manifest | None:
+        return self.log.rival(self.claimed, self.name, self._adopted) if self.name else None
 
     def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
         """Put the parts and commit them as a checkpoint, durably; then remove what retention does not keep.
@@ -107,7 +132,7 @@ class Writer:
         """
         self._saves += 1
         self.log.refresh()
-        self.log.check(self.attempt)
+        self._check()
         nonce = secrets.token_hex(4)
         folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
         meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{self._saves:06d}/"
@@ -130,9 +155,9 @@ class Writer:
             self._store.put(f"{meeting}r{self.gang.rank:04d}.json", Shard(self.gang.rank, written).to_bytes())
             return self._committed(step, written)
         self.log.refresh()
-        if self.log.attempt > self.attempt:
+        if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest, folder)
-        self.log.check(self.attempt)
+        self._check()
         with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             self._remove(f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size))
             self._prune()
@@ -188,7 +213,7 @@ class Writer:
             return False
         try:
             if reused % _CHECKED_EVERY == 0:
-                fetch_part(self._store, part)
+                verify_part(self._store, part)
                 return True
             return self._store.size(part.key) == part.size_bytes
         except Exception:
@@ -234,13 +259,13 @@ class Writer:
             time.sleep(poll_s)
             poll_s = min(2 * poll_s, _LONGEST_POLL_S)
             self.log.refresh()
-            self.log.check(self.attempt)
+            self._check()
 
     def _commit(self, step: int, written: tuple[Part, ...], save: int, nonce: str) -> Manifest:
         while True:
-            self.log.check(self.attempt)
+            self._check()
             identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
-            manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce)
+            manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce, self.name)
             if self.log.append(manifest):
                 return manifest
             self.log.advance()
@@ -254,27 +279,31 @@ class Writer:
             Exception: the store's own.
         """
         copy_parts(source, self._store, manifest.parts)
+        self._adopted.add(manifest.by)
         self.log.refresh()
         while all(known.id != manifest.id for _, known in self.log.checkpoints):
-            self.log.check(self.attempt)
+            self._check()
             if not self.log.append(manifest):
                 self.log.advance()
         self.log.refresh()
         if self.log.attempt > self.attempt:
             self._withdraw(manifest)
-        self.log.check(self.attempt)
+        self._check()
         with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             self._prune()
 
     def _withdraw(self, manifest: Manifest, folder: str | None = None) -> None:
-        """Remove the record of this stale writer's save if newer attempts have removed parts of it.
+        """Remove the record of this stale writer's save if newer ones have removed parts of it, or did not see it.
 
         They had before it was created, under a number that was free again. If all parts are there it may have come
-        before them, and they may build on it: then it is a checkpoint like others, and theirs to remove.
+        before them, and they may build on it: then it is a checkpoint like others, and theirs to remove. One of the
+        same attempt that saw it has given its own saves greater numbers.
         """
         with _tolerated(f"{self.log.where}: a save that came too late could not be removed"):
             there = {info.key for info in self._store.list("parts/")}
-            if all(part.key in there for part in manifest.parts):
+            theirs = [known.id for _, known in self.log.checkpoints if known.writer not in ("", self.name)]
+            unseen = any(known.attempt == self.attempt and known.save <= manifest.id.save for known in theirs)
+            if not unseen and all(part.key in there for part in manifest.parts):
                 return
             for number, known in self.log.checkpoints:
                 if known.by == manifest.by:
@@ -328,22 +357,37 @@ def open_writer(
     gang: Gang,
     retention: Retention,
     algorithm: str | None = None,
+    *,
+    commits: bool = True,
     at_least: int = 1,
+    alone: bool = False,
 ) -> Writer:
     """Claim the root for `attempt` (None: the next), remove what older ones left unfinished, and be ready to save.
 
+    Args:
+        store: the root.
+        attempt: fencing number.
+        gang: which process of how many this is: rank 0 commits.
+        retention: which checkpoints stay.
+        algorithm: of checksums.
+        commits: whether this process may commit, as one of rank 0 does.
+        at_least: the least number that is taken where none is given.
+        alone: whether no other process may have claimed the root for this attempt.
+
     Raises:
-        StaleAttemptError: a newer attempt has claimed it.
+        StaleAttemptError: a newer attempt has claimed it, or another process of this one where it must be alone.
         CheckpointError: the log cannot be read.
     """
     log = Log(store)
-    mine, first = claim(log, attempt, secrets.token_hex(4), at_least)
+    by = secrets.token_hex(4)
+    name = by if commits and not gang.rank else ""
+    claimed = claim(log, attempt, by, writer=name, at_least=at_least, alone=alone)
     for entry in log.entries:
         if entry.record is None:
             message = f"{log.where}: record {entry.number} of the log is damaged: {entry.reason}"
             warnings.warn(message, CheckpointWarning, stacklevel=4)
-    writer = Writer(log, mine, gang, retention, algorithm or checksums.fastest())
-    if first:
+    writer = Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())
+    if claimed.first:
         writer.sweep()
     return writer
 

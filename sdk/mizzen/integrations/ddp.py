@@ -70,7 +70,7 @@ def _claimed(uri: str | os.PathLike[str] | None, rank: int, agree: Callable[[int
     claimed = 0
     try:
         if rank == 0:
-            claimed = Checkpointer(uri, rank=0, world_size=1).attempt or 0
+            claimed = Checkpointer(uri, rank=0, world_size=1).claim()
     finally:
         # Also where rank 0 fails: the others wait for its number.
         claimed = agree(claimed)

@@ -2,24 +2,23 @@
 
 A framework knows best what it needs to go on. So it writes its own checkpoint to a folder, whose files are then saved
 as any state is: atomically, with checksums, fenced. At a start they are written to a folder again, whose path the
-framework is given. What is in them, pickles too, is between the framework and its files.
+framework is given. What is in them, pickles too, is between the framework and its files; that nothing is missing which
+its loader needs is checked before a save and after a load.
 """
 
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mizzen import notices, report
-from mizzen.checkpoint import Checkpoint, Checkpointer
+from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError, CheckpointWarning
 from mizzen.checkpoint.pressure import Wish
 
 INDEX = "files"
 """The part that says which part is which file."""
-
-MARK = ".mizzen"
-"""A file in a folder that was made to be stored and removed. So what a killed process left of one can be told."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -27,9 +26,15 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 class FileCheckpoints:
     """Saves folders by a `Checkpointer`, and gives them back."""
 
-    def __init__(self, checkpointer: Checkpointer, agree: Callable[[int], int]) -> None:
-        """`checkpointer` must not be sharded; `agree` as below."""
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        agree: Callable[[int], int],
+        lacks: Callable[[Path], str | None] = lambda _: None,
+    ) -> None:
+        """`checkpointer` must not be sharded; `agree` as below; `lacks` says what a folder lacks, if anything."""
         self.checkpointer = checkpointer
+        self.lacks = lacks
         self.agree = agree
         """Gives the maximum of a number over all ranks, which all call it together."""
 
@@ -48,10 +53,15 @@ class FileCheckpoints:
         """Wait until all ranks are here."""
         self.agree(0)
 
-    def save(self, step: int, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, folder: Path, extra: Mapping[str, Any] | None = None, beside: Mapping[str, Path] | None = None
+    ) -> None:
         """Save all files under `folder` and the parts of `extra`; nothing on a rank that does not save.
 
-        A save that fails is told by a `CheckpointWarning`, as by `Checkpointer.step`, and the training goes on.
+        `beside` are further folders, which come back below the given names in the same one.
+
+        A save that fails, or a folder that lacks something, is told by a `CheckpointWarning`, as by
+        `Checkpointer.step`, and the training goes on.
 
         Raises:
             StateError: a part is not stored.
@@ -61,22 +71,41 @@ class FileCheckpoints:
             return
         state: dict[str, Any] = {}
         index: dict[str, str] = {}
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MARK):
-            relative = path.relative_to(folder).as_posix()
-            # Begins with a letter, and is no other part's, whatever the file's name.
-            name = f"file.{len(index):04d}.{_NOT_IN_NAMES.sub('-', relative)[-80:]}"
-            index[name] = relative
-            state[name] = path
+        # The folder's own files come first: so those beside it keep their parts' names, and are not written again.
+        for below, tree in {"": folder, **(beside or {})}.items():
+            for path in sorted(path for path in tree.rglob("*") if path.is_file()):
+                relative = (Path(below) / path.relative_to(tree)).as_posix()
+                # Begins with a letter, and is no other part's, whatever the file's name.
+                name = f"file.{len(index):04d}.{_NOT_IN_NAMES.sub('-', relative)[-80:]}"
+                index[name] = relative
+                state[name] = path
+        missing = self.lacks(folder) if index else "any file"
+        if missing is not None:
+            self.checkpointer.cadence.missed()
+            root = self.checkpointer.root
+            warnings.warn(
+                f"{root}: step {step} was not saved: {folder} lacks {missing}", CheckpointWarning, stacklevel=2
+            )
+            return
         self.checkpointer.try_save(step, {**state, **(extra or {}), INDEX: index})
 
     def load(self) -> "Loaded | None":
         """The newest valid checkpoint, its files in a temporary folder; None if there is none.
 
         Raises:
-            CheckpointError: as `Checkpointer.load_latest`.
+            CheckpointError: as `Checkpointer.load_latest`; or it is not one that was saved by this, or lacks something.
         """
         found = self.checkpointer.load_latest()
-        return None if found is None else Loaded(found)
+        if found is None:
+            return None
+        missing = "the files of a framework" if INDEX not in found.state else None
+        if missing is None:
+            loaded = Loaded(found)
+            missing = self.lacks(loaded.folder)
+            if missing is None:
+                return loaded
+            loaded.close()
+        raise CheckpointError(f"{self.checkpointer.root}: the checkpoint of step {found.step} lacks {missing}")
 
     def leave(self) -> None:
         """End this process after a notice.

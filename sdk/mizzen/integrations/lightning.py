@@ -10,11 +10,14 @@ random generators, which Lightning leaves out. The position in the data is in it
 """
 
 import os
+import pickle
 import signal
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+
+import torch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -28,7 +31,23 @@ from mizzen.integrations.files import FileCheckpoints, Loaded
 
 _FILE = "lightning.ckpt"
 _RNG = "rng"
+_NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+
+
+def lacks(folder: Path) -> str | None:
+    """What a folder lacks that Lightning needs to go on from it; None if nothing."""
+    path = folder / _FILE
+    if path.is_dir():  # Some strategies write one.
+        return None if any(path.iterdir()) else f"any file in {_FILE}"
+    if not path.exists():
+        return _FILE
+    try:
+        # Tensors stay in the file.
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        return f"a {_FILE} that can be loaded: {error}"
+    return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
 
 
 class ResilientCallback(Callback):
@@ -43,7 +62,7 @@ class ResilientCallback(Callback):
         rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
         world_size = max(rank + 1, int(os.environ.get("WORLD_SIZE", "1")))
         made = checkpointer or Checkpointer(rank=rank, world_size=world_size)
-        self.files = FileCheckpoints(made, lambda number: number)
+        self.files = FileCheckpoints(made, lambda number: number, lacks)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None
         self._step = 0

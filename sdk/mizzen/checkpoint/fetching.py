@@ -1,0 +1,240 @@
+"""Reading the content of parts, and verifying it in the same pass: pieces are checked while the next ones come.
+
+Tensors are read to where they stay: into memory where each begins at a multiple of 64 bytes, as in torch's own (kernels
+round differently at other addresses), or into the tensors of a live model. Beside that only a few pieces are held.
+"""
+
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from struct import error as StructError
+from typing import Any
+
+from mizzen.checkpoint import tensorfile
+from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
+from mizzen.checkpoint.log import readable
+from mizzen.checkpoint.manifest import Part
+from mizzen.objects import checksums
+from mizzen.objects.store import ObjectStore
+from mizzen.objects.workers import Workers
+
+ALIGNED_BYTES = 64
+"""Where torch's own memory begins."""
+
+_PIECE_BYTES = 8 << 20
+_STAGED_BYTES = 2 << 20
+"""Of a piece that is copied on, or only checked."""
+_DIRECT_BYTES = 256 << 10
+"""From here on a tensor is read by itself; smaller ones many at once."""
+_FETCHES = 4
+"""Pieces that are fetched at the same time, while those before them are checked."""
+_AHEAD = 2 * _FETCHES
+_HEAD_BYTES = 64 << 10
+_MAPPED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A range of a part, and where its bytes go, one view after the other; nowhere: they are only checked."""
+
+    start: int
+    size_bytes: int
+    into: Sequence[memoryview] = ()
+
+
+def fetch_part(store: ObjectStore, part: Part) -> memoryview:
+    """A part's content, writable, of the right size and checksum.
+
+    Raises:
+        CorruptCheckpointError: it is missing, or not what was committed.
+        CheckpointError: it cannot be read for another reason.
+    """
+    content = aligned_buffer(part.size_bytes)
+    with _reading(store, part) as reading:
+        reading.read(
+            _Piece(start, len(view), (view,))
+            for start in range(0, part.size_bytes, _PIECE_BYTES)
+            for view in [content[start : start + _PIECE_BYTES]]
+        )
+    return content
+
+
+def verify_part(store: ObjectStore, part: Part) -> None:
+    """As `fetch_part`, but its content is not kept."""
+    with _reading(store, part) as reading:
+        reading.read(_pieces(0, part.size_bytes, _STAGED_BYTES))
+
+
+def fetch_tensors(
+    store: ObjectStore, part: Part, target: Callable[[tensorfile.Entry], memoryview | None] = lambda _: None
+) -> tensorfile.Content:
+    """The metadata and the tensors of a part of the kind `tensors`.
+
+    Args:
+        store: where it is.
+        part: its key, size and checksum.
+        target: gives the memory that a tensor shall be read into, of its size; None: new memory. Where this raises,
+            parts of it may have been overwritten.
+
+    Raises:
+        CorruptCheckpointError: it is missing, not what was committed, or no such file.
+        CheckpointError: it cannot be read for another reason.
+    """
+    with _reading(store, part) as reading:
+        try:
+            start, metadata, entries = reading.header()
+        except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
+            # Of a damaged file the checksum is wrong as well, and says more.
+            reading.read(_pieces(reading.done_bytes, part.size_bytes, _STAGED_BYTES))
+            reading.check()
+            raise CorruptCheckpointError(f"{part.key}: its tensors cannot be read: {error!r}") from error
+        targets = [target(entry) for entry in entries]
+        need = sum(_aligned(e.size_bytes) for e, found in zip(entries, targets, strict=True) if found is None)
+        memory, used = aligned_buffer(need), 0
+        tensors: tensorfile.Tensors = {}
+        places: list[memoryview] = []
+        for entry, found in zip(entries, targets, strict=True):
+            view = found
+            if view is None:
+                view = memory[used : used + entry.size_bytes]
+                used += _aligned(entry.size_bytes)
+            tensors[entry.name] = (entry.dtype, entry.shape, view)
+            places.append(view)
+        reading.read(_scattered(start, places))
+    return metadata, tensors
+
+
+def aligned_buffer(size_bytes: int) -> memoryview:
+    """Writable memory that begins at a multiple of `ALIGNED_BYTES`.
+
+    Large ones are mapped, so that Python does not fill them with zeros first. As private memory, which costs half as
+    much to touch as shared memory, mmap's default; in huge pages, where the kernel has them to give, which cost less
+    again.
+    """
+    if size_bytes < _MAPPED_BYTES:
+        memory = bytearray(size_bytes + ALIGNED_BYTES)
+        skip = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % ALIGNED_BYTES
+        return memoryview(memory)[skip : skip + size_bytes]
+    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def _pieces(start: int, end: int, most_bytes: int) -> Iterator[_Piece]:
+    for low in range(start, end, most_bytes):
+        yield _Piece(low, min(most_bytes, end - low))
+
+
+def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
+    """Pieces for tensors that follow each other in the file: large ones by themselves, small ones many at once."""
+    small: list[memoryview] = []
+    small_bytes = 0
+    for view in places:
+        size_bytes = len(view)
+        if small and (size_bytes >= _DIRECT_BYTES or small_bytes + size_bytes > _STAGED_BYTES):
+            yield _Piece(start, small_bytes, small)
+            start, small, small_bytes = start + small_bytes, [], 0
+        if size_bytes < _DIRECT_BYTES:
+            small.append(view)
+            small_bytes += size_bytes
+            continue
+        for low in range(0, size_bytes, _PIECE_BYTES):
+            piece = view[low : low + _PIECE_BYTES]
+            yield _Piece(start + low, len(piece), (piece,))
+        start += size_bytes
+    if small:
+        yield _Piece(start, small_bytes, small)
+
+
+class _Reading:
+    """A part that is read from its beginning to its end, and its digest."""
+
+    def __init__(self, part: Part, fetch: Callable[[memoryview, int], int], workers: Workers, digest: Any) -> None:
+        self.part = part
+        self.done_bytes = 0
+        """How much was read and digested."""
+        self._fetch, self._workers, self._digest = fetch, workers, digest
+        self._staging: list[memoryview] = []
+
+    def header(self) -> tuple[int, dict[str, str], list[tensorfile.Entry]]:
+        """Where the tensors begin, the metadata, and the tensors in their order."""
+        head = bytearray(min(_HEAD_BYTES, self.part.size_bytes))
+        self._fill(memoryview(head), 0)
+        start = tensorfile.header_end(head, self.part.size_bytes)
+        if start > len(head):
+            rest = bytearray(start - len(head))
+            self._fill(memoryview(rest), len(head))
+            head += rest
+        self._digest.update(memoryview(head)[:start])
+        self.done_bytes = start
+        return (start, *tensorfile.header(head[tensorfile.LENGTH.size : start], self.part.size_bytes - start))
+
+    def read(self, pieces: Iterable[_Piece]) -> None:
+        """Fetch them, a few at the same time, and digest each when those before it are."""
+        under_way: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
+        for number, piece in enumerate(pieces):
+            if len(under_way) >= _AHEAD:
+                self._take(*under_way.popleft())
+            view = piece.into[0] if len(piece.into) == 1 else self._staged(number % _AHEAD, piece.size_bytes)
+            under_way.append((piece, view, self._workers.submit(self._fill, view, piece.start)))
+        while under_way:
+            self._take(*under_way.popleft())
+
+    def check(self) -> None:
+        """Raises CorruptCheckpointError if what was read is not what was committed."""
+        if self._digest.hexdigest() != self.part.checksum.partition(":")[2]:
+            raise CorruptCheckpointError(f"{self.part.key} does not match its checksum")
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        if self._fetch(view, start) != len(view):
+            raise CorruptCheckpointError(f"{self.part.key} does not have {self.part.size_bytes} bytes")
+
+    def _take(self, piece: _Piece, view: memoryview, done: Future[None]) -> None:
+        done.result()
+        self._digest.update(view)
+        self.done_bytes += piece.size_bytes
+        if len(piece.into) > 1:
+            low = 0
+            for target in piece.into:
+                high = low + len(target)
+                target[:] = view[low:high]
+                low = high
+
+    def _staged(self, slot: int, size_bytes: int) -> memoryview:
+        """A buffer of this reading's own: that of a piece which was taken `_AHEAD` pieces ago."""
+        while len(self._staging) <= slot:
+            self._staging.append(memoryview(bytearray(min(_STAGED_BYTES, self.part.size_bytes))))
+        return self._staging[slot][:size_bytes]
+
+
+@contextmanager
+def _reading(store: ObjectStore, part: Part) -> Iterator[_Reading]:
+    """A part to be read from its beginning to its end; at the end its size and checksum are compared."""
+    algorithm = part.checksum.partition(":")[0]
+    try:
+        digest = checksums.digest(algorithm)
+    except checksums.UnknownAlgorithm as error:
+        raise CorruptCheckpointError(f"{part.key}: {error}") from None
+    except checksums.MissingAlgorithm as error:
+        raise CheckpointError(f"{part.key}: {error}") from None
+    with readable(part.key):
+        if not part.size_bytes and store.size(part.key) != 0:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+        opened: AbstractContextManager[Any] = store.opened(part.key)
+        # The workers end first: none may read what is closed.
+        with opened as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _STAGED_BYTES)) as workers:
+            reading = _Reading(part, fetch, workers, digest)
+            yield reading
+        if store.size(part.key) != part.size_bytes:
+            raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
+    reading.check()

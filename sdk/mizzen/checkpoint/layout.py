@@ -1,0 +1,160 @@
+"""Encoding a part again that was encoded before: most states have the same tensors in the same places at every save.
+
+A state of ten thousand small tensors takes longer to look through than to write. Where its form is that of the save
+before (the same keys, and under each the same memory), names, header and places in the file are known, and the small
+tensors are copied by one call. The file is the same to the byte.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mizzen.checkpoint import parts, tensorfile, trees
+from mizzen.checkpoint.tensors import SMALL_BYTES, Stored, live_memory, loaded
+from mizzen.objects.store import Chunk
+
+_LEAST = 64
+"""Tensors of a part from which on its form is kept."""
+
+
+class Encoder:
+    """Encodes the parts of a state, save after save. The chunks of one save are used up when the next begins."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[str, _Layout] = {}
+
+    def encode(self, name: str, value: Any) -> tuple[str, list[Chunk]]:
+        """As `parts.encode`.
+
+        Raises:
+            StateError: as `parts.encode`.
+        """
+        layout = self._layouts.pop(name, None)
+        if layout is not None and (again := layout.encode(name, value)) is not None:
+            self._layouts[name] = layout
+            return parts.TENSORS, again
+        flat: list[trees.Flat] = []
+        encoded = parts.encode(name, value, flat.append)
+        if flat and len(flat[0].tensors) >= _LEAST and all(tensor.plain for tensor in flat[0].tensors.values()):
+            self._layouts[name] = _Layout(flat[0])
+        return encoded
+
+    def owns(self, chunk: Chunk) -> bool:
+        """Whether a chunk is a copy already, which stays as it is until the next save."""
+        if isinstance(chunk, bytes):
+            return True
+        block = memoryview(chunk).obj
+        return any(block is mine for layout in self._layouts.values() for mine in layout.blocks)
+
+
+@dataclass(frozen=True)
+class _Large:
+    """A tensor that is a chunk by itself."""
+
+    leaf: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Small tensors that are one chunk."""
+
+    memory: memoryview
+    targets: list[Any]
+    leaves: list[int]
+
+
+class _Layout:
+    """The form of one part."""
+
+    def __init__(self, flat: trees.Flat) -> None:
+        torch = loaded("torch")
+        self._kinds = (torch.Tensor, torch.nn.Parameter)
+        self._containers = flat.containers
+        self._leaves = [(value.data_ptr(), value.dtype, value.shape, {"$torch": name}) for name, value in flat.leaves]
+        first: dict[str, int] = {}
+        for index, (name, _) in enumerate(flat.leaves):
+            first.setdefault(name, index)
+        order = tensorfile.in_order(flat.tensors)
+        self._entries = tensorfile.entries(order)
+        self._chunks: list[_Large | _Block] = []
+        group: list[tuple[int, Any]] = []
+        for name, _ in order:
+            leaf = first[name]
+            value = flat.leaves[leaf][1]
+            if value.nbytes < SMALL_BYTES:
+                group.append((leaf, value))
+                continue
+            self._close(group, torch)
+            self._chunks.append(_Large(leaf))
+        self._close(group, torch)
+        self.blocks = [chunk.memory.obj for chunk in self._chunks if isinstance(chunk, _Block)]
+
+    def encode(self, part: str, value: Any) -> list[Chunk] | None:
+        """The content of the file of the part; None: its form is another one now."""
+        walk = _Walk(part, self._kinds, self._leaves)
+        try:
+            tree = walk.written(value, ())
+        except (_Changed, RecursionError):
+            return None
+        if len(walk.values) != len(self._leaves) or walk.containers != self._containers:
+            return None
+        torch = loaded("torch")
+        chunks: list[Chunk] = []
+        for chunk in self._chunks:
+            if isinstance(chunk, _Large):
+                chunks.append(live_memory(walk.values[chunk.leaf]))
+                continue
+            with torch.no_grad():
+                torch._foreach_copy_(chunk.targets, [walk.values[leaf] for leaf in chunk.leaves])
+            chunks.append(chunk.memory)
+        return [tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries), *chunks]
+
+    def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
+        """Make a block of what is in `group`."""
+        if not group:
+            return
+        block = torch.empty(sum(value.nbytes for _, value in group), dtype=torch.uint8)
+        targets, low = [], 0
+        for _, value in group:
+            # The widest types come first, so each begins at a multiple of its own width.
+            targets.append(block[low : low + value.nbytes].view(value.dtype).view(value.shape))
+            low += value.nbytes
+        if low:
+            self._chunks.append(_Block(live_memory(block), targets, [leaf for leaf, _ in group]))
+        group.clear()
+
+
+class _Changed(Exception):
+    """A tensor is not the one that was there at the save before."""
+
+
+class _Walk(trees.Flattening):
+    """As its base, but for tensors it only looks whether they are the ones that are expected."""
+
+    def __init__(self, part: str, kinds: Sequence[type], leaves: Sequence[tuple[int, Any, Any, Any]]) -> None:
+        super().__init__(part)
+        self._kinds, self._expected = kinds, leaves
+        self.values: list[Any] = []
+
+    def written(self, value: Any, path: tuple[str, ...]) -> Any:
+        """See `trees.Flattening.written`."""
+        if type(value) not in self._kinds:
+            return super().written(value, path)
+        index = len(self.values)
+        if index == len(self._expected):
+            raise _Changed
+        place, dtype, shape, written = self._expected[index]
+        if (
+            value.data_ptr() != place
+            or value.dtype is not dtype
+            or value.shape != shape
+            or not value.is_cpu
+            or not value.is_contiguous()
+            or value.is_neg()
+        ):
+            raise _Changed
+        self.values.append(value)
+        return written
+
+    def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
+        raise _Changed

@@ -1,0 +1,112 @@
+"""Trainings killed again and again: `python -m tests_integrations.kill_loops --kills 20 [--training NAME] [--seed N]`.
+
+Each training runs once undisturbed, which also counts what it does to files. Then it runs in processes that are killed
+right before one of these, drawn evenly among the kinds: opening a file of a checkpoint (a restore begins with that),
+renaming or removing one (a commit, a rotation). A run after the last kill must end with the same bytes.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lightning  # noqa: F401  # Imported before the forks.
+import transformers  # noqa: F401
+
+from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
+
+FOLDER = Path(__file__).parent / "trainings"
+TRAININGS = ("cnn", "gpt", "trainer", "lightning_swa", "ddp")
+RESULTS = ("result.json", "result.1.json", "model.pt")
+_RANKS = {"ddp": 2}
+
+
+@dataclass
+class Outcome:
+    """What became of a training that was killed."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By what it was about to do."""
+    trainings: int = 0
+    """How many were begun: one may end before it is killed."""
+    differs: list[str] = field(default_factory=list)
+    """What was not as without kills."""
+
+
+def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
+    script, told = FOLDER / f"{name}.py", {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    ranks = _RANKS.get(name, 1)
+    if ranks == 1:
+        return run(script, folder, aim, **told)
+    rank = rng.randrange(ranks)
+    ended = run_gang(script, folder, {rank: aim} if aim else None, world_size=ranks, **told)
+    return next((one for one in ended if one.code == -signal.SIGKILL), max(ended, key=lambda one: one.code))
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What a training left."""
+    return {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
+
+
+def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
+    """Kills a training so many times, and compares what it ends with.
+
+    Raises:
+        RuntimeError: the training fails by itself.
+    """
+    rng = random.Random(f"{name} {seed}")
+    whole = _go(name, folder / "whole", None, rng)
+    if whole.code != 0:
+        raise RuntimeError(f"{name} fails undisturbed: {whole.output}")
+    expected = results(folder / "whole")
+    touches: dict[str, int] = json.loads((folder / "whole" / TOUCHES).read_text())
+    kinds = sorted(touches)
+    outcome = Outcome(trainings=1)
+    place = folder / "killed"
+    while True:
+        left = kills - outcome.kills.total()
+        aim = None
+        if left > 0:
+            kind = rng.choice(kinds)
+            # Evenly by magnitude: a process that goes on from late in a training does little more.
+            aim = Aim(kind, int(touches[kind] ** rng.random()))
+        ended = _go(name, place, aim, rng)
+        if ended.code == -signal.SIGKILL and aim is not None:
+            outcome.kills[aim.kind] += 1
+            continue
+        if ended.code != 0:
+            raise RuntimeError(f"{name}, seed {seed}, after {outcome.kills.total()} kills: {ended.output}")
+        found = results(place)
+        outcome.differs += [f"{key} differs" for key in expected if found.get(key) != expected[key]]
+        if left <= 0 or outcome.differs:
+            return outcome
+        shutil.rmtree(place)
+        outcome.trainings += 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: 1 if a training ended otherwise than without kills."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20, help="of each training (default 20)")
+    parser.add_argument("--training", choices=TRAININGS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    failed = False
+    for name in given.training or TRAININGS:
+        with tempfile.TemporaryDirectory(prefix="mizzen-kills-") as folder:
+            outcome = kill_loop(name, given.kills, given.seed, Path(folder))
+        failed |= bool(outcome.differs)
+        kills = ", ".join(f"{kind} {count}" for kind, count in sorted(outcome.kills.items()))
+        print(f"{name}: {'; '.join(outcome.differs) or 'as without kills'} ({outcome.trainings} trainings; {kills})")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
