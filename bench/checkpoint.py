@@ -10,6 +10,9 @@ that no part is found unchanged. All run in one process, in turns, on the folder
   in a process that has just started, as it is when a training goes on.
 - `stall`: how long `save_async` holds the training up, over the synchronous save; after the first one, which makes the
   memory for the copy.
+- `load into a live model`: the same tensors are a model's parameters, whose memory is there before. `torch.load` and
+  `load_state_dict` over `restore`, warm; and by how much memory grows at most while ours runs.
+- `small tensors`: 10,000 of 4 KiB; `stall` is over a synchronous save of the same.
 - `save, torch.save` and the others of that form: their time over ours. `torch.save` leaves its file to the kernel, so
   an fsync is added to it, as there is one in ours and in `torch.distributed.checkpoint`'s; without it is beside.
 - the lines with `sha256` are ours with the standard library's checksum, where xxhash is not installed.
@@ -43,6 +46,10 @@ LINES = (
     Line("load, cold, DCP", 1.0, at_least=True),
     Line("load, warm, torch.load", 1.0, at_least=True),
     Line("load, warm, DCP", 1.0, at_least=True),
+    Line("load into a live model, torch.load", 1.0, at_least=True),
+    Line("memory beside a live model, of 64 MiB", 1.0),
+    Line("save of small tensors, torch.save", 1.0, at_least=True),
+    Line("stall with small tensors", 0.3),
     Line("save, sha256", None),
     Line("load, warm, sha256", None),
 )
@@ -57,6 +64,10 @@ _OF = {
     "load, cold, DCP": ("load_dcp_cold_s", "load_ours_cold_s"),
     "load, warm, torch.load": ("load_torch_warm_s", "load_ours_warm_s"),
     "load, warm, DCP": ("load_dcp_warm_s", "load_ours_warm_s"),
+    "load into a live model, torch.load": ("live_torch_s", "live_ours_s"),
+    "memory beside a live model, of 64 MiB": ("live_ours_bytes", "live_most_bytes"),
+    "save of small tensors, torch.save": ("small_torch_s", "small_ours_s"),
+    "stall with small tensors": ("small_stall_s", "small_ours_s"),
     "save, sha256": ("save_plain_s", "save_sha256_s"),
     "load, warm, sha256": ("load_plain_warm_s", "load_sha256_warm_s"),
 }
@@ -89,16 +100,18 @@ def run(bench: Bench) -> Iterator[Figure]:
         with subprocess.Popen([*command, *options], env=environ, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for said in process.stdout:
-                rounds.append(json.loads(said))
+                rounds.append(json.loads(said) | {"live_most_bytes": 64 << 20})
                 bench.say(f"round {len(rounds)} of {bench.rounds}")
         if process.returncode or len(rounds) != bench.rounds:
             raise Unfit(f"the measuring process ended with code {process.returncode} after {len(rounds)} rounds")
     for line in LINES:
         above, below = _OF[line.name]
-        ratio = median(found[above] / found[below] for found in rounds)
+        ratios = sorted(found[above] / found[below] for found in rounds)
         names = (above, below, *_BESIDE.get(line.name, ()))
         absolute = {name: median(found[name] for found in rounds) for name in names}
-        yield Figure(SUITE.name, line, ratio, absolute, bench.rounds, {"megabytes": MEGABYTES})
+        # Half of the rounds lie between these two: what a second run's median may well be.
+        absolute |= {"ratio_quarter": ratios[len(ratios) // 4], "ratio_three_quarters": ratios[-1 - len(ratios) // 4]}
+        yield Figure(SUITE.name, line, median(ratios), absolute, bench.rounds, {"megabytes": MEGABYTES})
 
 
 SUITE = Suite("checkpoint", LINES, run)

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed.checkpoint as dcp
 
-from mizzen.checkpoint import Checkpointer
+from mizzen.checkpoint import Checkpointer, Tracked
 
 TENSORS = 48
+SMALL_TENSORS, SMALL_ELEMENTS = 10_000, 1024
 NAMES = ("plain", "ours", "sha256", "torch", "dcp")
 _MIB = 1 << 20
 
@@ -103,6 +104,35 @@ class Loads:
         return target
 
 
+class Live:
+    """A model of the process's own, which each method loads into: its memory is there before."""
+
+    def __init__(self, folder: Path, shapes: dict[str, dict[str, int]]) -> None:
+        self.folder = folder
+        self.model = modules({k: torch.zeros(n) for part in shapes.values() for k, n in part.items()})
+
+    def ours(self) -> object:
+        """Restore the newest checkpoint."""
+        checkpointer = Checkpointer(self.folder / "live", rank=1, world_size=2)
+        checkpointer.track(model=self.model)
+        return checkpointer.restore()
+
+    def torch(self) -> object:
+        """`torch.load` and `load_state_dict`."""
+        return self.model.load_state_dict(torch.load(self.folder / "live" / "state", weights_only=True))
+
+
+def modules(tensors: dict[str, Any]) -> torch.nn.ParameterDict:
+    """A model of these parameters."""
+    return torch.nn.ParameterDict({name.replace(".", "_"): torch.nn.Parameter(t) for name, t in tensors.items()})
+
+
+def memory_bytes(name: str) -> int:
+    """This process's `VmRSS`, or its highest since `VmHWM` was reset."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    return int(line.split()[1]) << 10
+
+
 class Starter:
     """Loads in processes that have just started, as a training does: each a fork of one that has only imported.
 
@@ -117,8 +147,8 @@ class Starter:
             self._serve(theirs)
         theirs.close()
 
-    def seconds(self, folder: Path, shapes: dict[str, dict[str, int]], name: str) -> float:
-        """Seconds of one load by that name, in a new process."""
+    def seconds(self, folder: Path, shapes: dict[str, dict[str, int]], name: str) -> list[float]:
+        """Seconds of one load by that name, in a new process, and by how many bytes its memory grew meanwhile."""
         self._ours.sendall(json.dumps([str(folder), shapes, name]).encode() + b"\n")
         said = b""
         while not said.endswith(b"\n"):
@@ -126,7 +156,8 @@ class Starter:
             if not got:
                 raise RuntimeError(f"the process that loads by {name!r} has failed")
             said += got
-        return float(said)
+        took_s, grew_bytes = json.loads(said)
+        return [took_s, grew_bytes]
 
     def close(self) -> None:
         """End the process."""
@@ -138,8 +169,12 @@ class Starter:
             pid = os.fork()
             if not pid:
                 folder, shapes, name = json.loads(line)
-                took_s = seconds(getattr(Loads(Path(folder), shapes), name))
-                asked.sendall(f"{took_s}\n".encode())
+                of = Live if name.startswith("live_") else Loads
+                load = getattr(of(Path(folder), shapes), name.removeprefix("live_"))
+                Path("/proc/self/clear_refs").write_text("5")
+                before_bytes = memory_bytes("VmRSS")
+                took_s = seconds(load)
+                asked.sendall(f"{json.dumps([took_s, memory_bytes('VmHWM') - before_bytes])}\n".encode())
                 os._exit(0)
             if os.waitpid(pid, 0)[1]:
                 break
@@ -158,6 +193,7 @@ class Saves:
         for path in (self._plain, self._torch, self._dcp):
             path.mkdir(parents=True)
         self.checkpointer = Checkpointer(folder / "ours", keep=1, checksum="xxh3_128")
+        self.small = Small(folder)
         self.plainer = Checkpointer(folder / "sha256", keep=1, checksum="sha256")
         self.step = 0
 
@@ -196,6 +232,16 @@ class Saves:
         shutil.rmtree(self._dcp / "state", ignore_errors=True)
         dcp.save(self.state, checkpoint_id=self._dcp / "state", no_dist=True)
 
+    def live(self) -> None:
+        """What `Live` loads: the same tensors as the parameters of one model."""
+        model = modules({k: t for part in self.state.values() for k, t in part.items()})
+        keeper = Checkpointer(self.folder / "live", keep=1)
+        keeper.track(model=model)
+        keeper.restore()
+        keeper.save(1, Tracked({"model": model}).capture(1))
+        torch.save(model.state_dict(), self.folder / "live" / "state")
+        os.sync()
+
     def stall(self) -> dict[str, float]:
         """How long a save in the background holds the training up, and how long until it is durable."""
         self.step += 1
@@ -204,6 +250,44 @@ class Saves:
         held_s = time.perf_counter() - began_s
         saving.wait()
         return {"stall_s": held_s, "durable_s": time.perf_counter() - began_s}
+
+
+class Small:
+    """Saves of a model of many small tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = {f"block.{n // 10}.{n % 10}.weight": torch.rand(SMALL_ELEMENTS) for n in range(SMALL_TENSORS)}
+        self.checkpointer = Checkpointer(folder / "small", keep=1)
+        self._torch = folder / "small" / "state"
+        self.step = 0
+
+    def round(self) -> dict[str, float]:
+        """Seconds of a save of ours, one of `torch.save` with a sync, and how long one in the background holds up."""
+        out = {"small_ours_s": seconds(self._save)}
+        self._change()
+        out["small_torch_s"] = seconds(self._save_torch)
+        self._torch.unlink()
+        self._change()
+        self.step += 1
+        began_s = time.perf_counter()
+        saving = self.checkpointer.save_async(self.step, {"model": self.model})
+        out["small_stall_s"] = time.perf_counter() - began_s
+        saving.wait()
+        self._change()
+        return out
+
+    def _change(self) -> None:
+        for tensor in self.model.values():
+            tensor[:8] += 1
+        os.sync()
+
+    def _save(self) -> None:
+        self.step += 1
+        self.checkpointer.save(self.step, {"model": self.model})
+
+    def _save_torch(self) -> None:
+        torch.save(self.model, self._torch)
+        sync_file(self._torch)
 
 
 def one_round(saves: Saves, starter: Starter) -> dict[str, float]:
@@ -220,10 +304,12 @@ def one_round(saves: Saves, starter: Starter) -> dict[str, float]:
             if heat == "cold":
                 # Its own only: the others' are read again while they are warm.
                 forget(saves.folder / name)
-            out[f"load_{name}_{heat}_s"] = starter.seconds(saves.folder, saves.shapes, name)
+            out[f"load_{name}_{heat}_s"] = starter.seconds(saves.folder, saves.shapes, name)[0]
+    for name in ("ours", "torch"):
+        out[f"live_{name}_s"], out[f"live_{name}_bytes"] = starter.seconds(saves.folder, saves.shapes, f"live_{name}")
     change(saves.state)
     gc.collect()
-    return out | saves.stall()
+    return out | saves.stall() | saves.small.round()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -236,6 +322,7 @@ def main(argv: list[str] | None = None) -> int:
     starter = Starter()
     state = make_state(given.megabytes * _MIB)
     saves = Saves(given.folder, state)
+    saves.live()
     for number in range(-1, given.rounds):
         found = one_round(saves, starter)
         if number >= 0:

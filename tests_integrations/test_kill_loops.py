@@ -1,10 +1,12 @@
 """Each training of the kill loops, killed once; `make kill-loops` kills each twenty times."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests_integrations.kill_loops import TRAININGS, kill_loop
+from tests_integrations.kill_loops import FOLDER, TRAININGS, kill_loop, results
+from tests_integrations.scripts import Signal, run
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -13,3 +15,14 @@ def test_killed_once_it_ends_as_without(name: str, tmp_path: Path) -> None:
     outcome = kill_loop(name, 1, 1, tmp_path)
     assert outcome.kills.total() == 1
     assert outcome.differs == []
+
+
+def test_averaging_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """Lightning leaves out the start of the epoch in which it goes on, where averaging takes its schedule over."""
+    script, told = FOLDER / "lightning_swa.py", {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    assert run(script, tmp_path / "whole", **told).code == 0
+    # An epoch has four steps, and averaging begins with the second one.
+    for steps in (7, 4, 4):
+        assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, steps), **told).code == -signal.SIGKILL
+    assert run(script, tmp_path / "killed", **told).code == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")

@@ -407,6 +407,12 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
         lambda s: s["model"].__setitem__("raw", b"bytes"),
         lambda s: s["note"].append(torch.zeros(3)),
         lambda s: s.__setitem__("note", "x"),
+        lambda s: s["note"].__setitem__(1, 1),
+        lambda s: s["note"].__setitem__(1, True),
+        lambda s: s["note"].__setitem__(1, -0.0),
+        lambda s: s["note"].__setitem__(1, 0.0),
+        lambda s: s["note"].__setitem__(1, np.float32(1)),
+        lambda s: s["note"].__setitem__(1, np.float64(1)),
     ]
     for change in changes:
         state = step(0.1)

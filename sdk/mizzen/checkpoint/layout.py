@@ -5,7 +5,7 @@ before (the same keys, and under each the same memory), names, header and places
 tensors are copied by one call. The file is the same to the byte.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,8 @@ class _Layout:
         torch = loaded("torch")
         self._kinds = (torch.Tensor, torch.nn.Parameter)
         self._containers = flat.containers
-        self._leaves = [(value.data_ptr(), value.dtype, value.shape, {"$torch": name}) for name, value in flat.leaves]
+        self._names = [{"$torch": name} for name, _ in flat.leaves]
+        self._form = _form([value for _, value in flat.leaves])
         first: dict[str, int] = {}
         for index, (name, _) in enumerate(flat.leaves):
             first.setdefault(name, index)
@@ -87,16 +88,19 @@ class _Layout:
             self._close(group, torch)
             self._chunks.append(_Large(leaf))
         self._close(group, torch)
+        self._scalars = ""
+        self._head = b""
+        """As it is with these scalars."""
         self.blocks = [chunk.memory.obj for chunk in self._chunks if isinstance(chunk, _Block)]
 
     def encode(self, part: str, value: Any) -> list[Chunk] | None:
         """The content of the file of the part; None: its form is another one now."""
-        walk = _Walk(part, self._kinds, self._leaves)
+        walk = _Walk(part, self._kinds, self._names)
         try:
             tree = walk.written(value, ())
         except (_Changed, RecursionError):
             return None
-        if len(walk.values) != len(self._leaves) or walk.containers != self._containers:
+        if walk.containers != self._containers or _form(walk.values) != self._form:
             return None
         torch = loaded("torch")
         chunks: list[Chunk] = []
@@ -107,7 +111,12 @@ class _Layout:
             with torch.no_grad():
                 torch._foreach_copy_(chunk.targets, [walk.values[leaf] for leaf in chunk.leaves])
             chunks.append(chunk.memory)
-        return [tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries), *chunks]
+        # Not by ==, for which 1, 1.0 and True are the same.
+        scalars = repr(walk.scalars)
+        if scalars != self._scalars:
+            self._head = tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries)
+            self._scalars = scalars
+        return [self._head, *chunks]
 
     def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
         """Make a block of what is in `group`."""
@@ -124,37 +133,41 @@ class _Layout:
         group.clear()
 
 
+def _form(tensors: Sequence[Any]) -> list[Any]:
+    """What says whether tensors are in the same memory as before, in the form that a file has."""
+    return [
+        [tensor.data_ptr() for tensor in tensors],
+        [tensor.dtype for tensor in tensors],
+        [tensor.shape for tensor in tensors],
+        all(tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() for tensor in tensors),
+    ]
+
+
 class _Changed(Exception):
-    """A tensor is not the one that was there at the save before."""
+    """There is something else than at the save before."""
 
 
 class _Walk(trees.Flattening):
-    """As its base, but for tensors it only looks whether they are the ones that are expected."""
+    """As its base, but tensors are only gathered: each gets the name of the one in its place."""
 
-    def __init__(self, part: str, kinds: Sequence[type], leaves: Sequence[tuple[int, Any, Any, Any]]) -> None:
+    def __init__(self, part: str, kinds: Sequence[type], names: Sequence[Any]) -> None:
         super().__init__(part)
-        self._kinds, self._expected = kinds, leaves
+        self._kinds, self._names = kinds, names
         self.values: list[Any] = []
+        self.scalars: list[Any] = []
+        """What is no tensor and holds none, as it is written."""
 
     def written(self, value: Any, path: tuple[str, ...]) -> Any:
         """See `trees.Flattening.written`."""
         if type(value) not in self._kinds:
-            return super().written(value, path)
-        index = len(self.values)
-        if index == len(self._expected):
-            raise _Changed
-        place, dtype, shape, written = self._expected[index]
-        if (
-            value.data_ptr() != place
-            or value.dtype is not dtype
-            or value.shape != shape
-            or not value.is_cpu
-            or not value.is_contiguous()
-            or value.is_neg()
-        ):
+            written = super().written(value, path)
+            if not isinstance(value, Mapping | list | tuple):
+                self.scalars.append(written)
+            return written
+        if len(self.values) == len(self._names):
             raise _Changed
         self.values.append(value)
-        return written
+        return self._names[len(self.values) - 1]
 
     def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
         raise _Changed

@@ -159,7 +159,7 @@ class Flattening:
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
         self.containers.append((type(value), *value))
-        plain = all(type(key) is str for key in value)
+        plain = set(map(type, value)) <= {str}
         if plain and not (len(value) == 1 and next(iter(value)).startswith("$")):
             return {key: self.written(item, (*path, key)) for key, item in value.items()}
         return {"$dict": self._pairs(value, path)}

@@ -21,8 +21,10 @@ import torch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
 except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from mizzen.checkpoint import Checkpointer, rng
 from mizzen.checkpoint.pressure import Wish
@@ -48,6 +50,20 @@ def lacks(folder: Path) -> str | None:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         return f"a {_FILE} that can be loaded: {error}"
     return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
+
+
+def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Let `StochasticWeightAveraging` take its schedule over again where an epoch goes on.
+
+    It does so at the start of an epoch, which Lightning leaves out then. What it averages is not averaged twice.
+    """
+    loop = trainer.fit_loop
+    if not (loop.restarted_mid_epoch or loop.restarted_on_epoch_end or loop.resumed_on_epoch_end):
+        return
+    for callback in trainer.callbacks:
+        averages = isinstance(callback, StochasticWeightAveraging)
+        if averages and callback.swa_start <= trainer.current_epoch <= callback.swa_end:
+            callback.on_train_epoch_start(trainer, pl_module)
 
 
 class ResilientCallback(Callback):
@@ -80,13 +96,13 @@ class ResilientCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take notices over from Lightning, and set the random generators last: loading drew from them."""
-        del pl_module
         self.files.agree = ddp.agreement()
         # Lightning's own handler waits for all ranks where only one may have been told, and stops in a validation,
         # where nothing can be saved.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
+        _go_on_averaging(trainer, pl_module)
         if self._loaded is not None:
             rng.restore_shared(self._loaded.state[_RNG])
 
