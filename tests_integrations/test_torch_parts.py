@@ -376,6 +376,15 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
         reader.restore()
     assert bits(other.end.weight) == before
 
+    # Refused by the parts' names, before anything is changed.
+    same = Block(ends=3)
+    before = bits(same.first.weight)
+    reader = Checkpointer(tmp_path / "shape", rank=1, world_size=2)
+    reader.track(model=same, more={"a": 1})
+    with pytest.raises(StateError, match="has no part 'more'"):
+        reader.restore()
+    assert bits(same.first.weight) == before
+
 
 def test_a_form_that_is_known_gives_the_same_file() -> None:
     """What an encoder makes of a state that it has seen is, byte by byte, what one makes that has not."""

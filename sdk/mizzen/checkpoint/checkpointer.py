@@ -20,11 +20,10 @@ from mizzen.checkpoint.errors import (
     StateError,
 )
 from mizzen.checkpoint.layout import Encoder
-from mizzen.checkpoint.live import Live
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.pressure import Pressure, Wish
-from mizzen.checkpoint.reading import Checkpoint, Reader, Skipped, read_latest
+from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
 from mizzen.checkpoint.tiers import bring_up, open_writers, write
@@ -229,7 +228,7 @@ class Checkpointer:
                 none of them can be loaded, and `start_over` was not given.
         """
         with self._loading():
-            found = self._newest(self._tracked.live())
+            found = self._newest(self._tracked.live)
             if found is not None:
                 self._tracked.restore(found.state)
             if self.writer:
@@ -425,7 +424,7 @@ class Checkpointer:
         choice = self.cadence.explain()
         report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)
 
-    def _newest(self, live: Live | None = None) -> Checkpoint | None:
+    def _newest(self, live: GetLive = lambda _: {}) -> Checkpoint | None:
         # Read anew, as every other rank and every other start would.
         logs = [Log(log.store) for log in self._logs]
         found, self.skipped = read_latest(logs, self._reader, live)

@@ -2,10 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
@@ -20,6 +20,7 @@ from mizzen.objects.store import ObjectStore
 _RELISTS = 5
 
 T = TypeVar("T")
+GetLive: TypeAlias = Callable[[Collection[str]], Live]
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ class Reader:
 
 
 def read_latest(
-    logs: Sequence[Log], reader: Reader, live: Live | None = None
+    logs: Sequence[Log], reader: Reader, live: GetLive = lambda _: {}
 ) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
     """The newest valid checkpoint in any of the roots, if any, and what was passed over, each with a warning.
 
-    Tensors of `live` that it has in the same form are read into, and are what comes back; where this raises, they may
-    hold parts of what was passed over. A reader that would start over needs them as they are, so they are left alone.
+    `live` gives, for the names of a checkpoint's parts, tensors that are read into where the checkpoint has them in the
+    same form: they are what comes back. Where this raises, they may hold parts of what was passed over. A reader that
+    would start over needs them as they are, so they are left alone.
 
     Of one that several roots have, the first root's is tried first. A damaged part is no loss where another checkpoint
     has the same content elsewhere.
@@ -83,7 +85,7 @@ def read_latest(
     for _ in range(_RELISTS):
         for log in logs:
             log.refresh()
-        found, skipped, outrun = _newest(logs, reader, {} if live is None or reader.start_over else live)
+        found, skipped, outrun = _newest(logs, reader, (lambda _: {}) if reader.start_over else live)
         if not outrun:
             for entry in skipped:
                 message = f"checkpoint {entry.name} is passed over: {entry.reason}"
@@ -99,7 +101,7 @@ def read_latest(
     )
 
 
-def _newest(logs: Sequence[Log], reader: Reader, live: Live) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
+def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
     """As `read_latest`; and whether one was removed while it was read."""
     skipped = [
         Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
@@ -161,7 +163,7 @@ def _fetch(store: ObjectStore, part: Part, copies: _Copies, fetch: Callable[[Obj
         raise
 
 
-def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: Live) -> dict[str, Any]:
+def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive) -> dict[str, Any]:
     """The values of the parts that are this reader's, after all that make the checkpoint valid are verified."""
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
     if foreign and not reader.other_world:
@@ -175,8 +177,9 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
             if part not in mine:
                 _fetch(store, part, copies, verify_part)
     state: dict[str, Any] = {}
+    targets = live({part.name for part in mine})
     for part in mine:
-        wanted = live.get(part.name, {})
+        wanted = targets.get(part.name, {})
         read: dict[str, Any] = {}
 
         def target(entry: Entry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:

@@ -1,6 +1,6 @@
 """What a training tracks: named objects whose states make up a checkpoint, and get them back from it."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from mizzen.checkpoint import rng
@@ -63,8 +63,13 @@ class Tracked:
         """The names of all parts, in the order in which they are saved."""
         return (*self._parts, RNG, PROGRESS)
 
-    def live(self) -> Live:
-        """The tensors of tracked modules that a load can read into, by part."""
+    def live(self, names: Collection[str]) -> Live:
+        """The tensors of tracked modules that a load of a checkpoint with these parts can read into, by part.
+
+        None if these are not the parts that are tracked: `restore` refuses them then, and must have changed nothing.
+        """
+        if set(names) != set(self.names):
+            return {}
         found = {name: live_tensors(name, module) for name, module in self._modules.items()}
         return {name: tensors for name, tensors in found.items() if tensors}
 
