@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
@@ -109,6 +110,9 @@ def control_worker(
         activity_executor=threads,
         workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
+        # After a rollback of Temporal a worker that remembers more than the history may write what no worker can
+        # replay. Such a workflow would be tried again for ever; it ends, and a new one goes on from Postgres.
+        workflow_failure_exception_types=[workflow.NondeterminismError],
         build_id=BUILD_ID,
         graceful_shutdown_timeout=timedelta(seconds=5),
     )

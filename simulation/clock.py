@@ -124,7 +124,7 @@ class Clock:
                 self.stage.leave(at_s, life)
             elif kind == Kind.START:
                 self.stage.start(at_s, life)
-            elif life.phase == Phase.QUEUED:
+            elif life.phase in (Phase.QUEUED, Phase.PLACING, Phase.STARTING):
                 self.stage.run_out(at_s, life)
             self._passes.news |= kind in (Kind.FINISH, Kind.LEAVE)
 

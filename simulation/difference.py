@@ -4,10 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.meter import UNTIL
+from simulation.result import until_key
 from simulation.settings import LEVELS
 from simulation.words import NONE, Outcome, number, percent, span
 
 QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
+DONE = {"award": "awarded", "start": "started"}
+"""What waits end with, as it is said."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,11 @@ def _main() -> Iterator[_Figure]:
     yield "workloads finished", lambda o: o["finished"], number
     yield "GPUs allocated", lambda o: o["allocation_rate"], percent
     for quota, title in QUOTAS.items():
-        yield f"objectives missed, {title}", _cell("objective_miss_rate", quota, "all"), percent
+        for until in UNTIL:
+            yield f"not {DONE[until]} in time, {title}", _cell("objective_miss_rate", until, quota, "all"), percent
     for quota, title in QUOTAS.items():
-        yield f"P95 wait, {title}", _wait(quota, "all"), span
+        for until in UNTIL:
+            yield f"P95 wait until {DONE[until]}, {title}", _wait(until, quota, "all"), span
     yield "preemptions", lambda o: o["preemptions"], number
     yield "GPU hours lost", lambda o: o["lost_gpu_hours"], number
 
@@ -52,16 +58,18 @@ def _main() -> Iterator[_Figure]:
 def _by_priority() -> Iterator[_Figure]:
     for quota, title in QUOTAS.items():
         for level in map(str, LEVELS):
-            yield f"objectives missed, {title}, priority {level}", _cell("objective_miss_rate", quota, level), percent
-            yield f"P95 wait, {title}, priority {level}", _wait(quota, level), span
+            for until in UNTIL:
+                of = f"{title}, priority {level}"
+                yield f"not {DONE[until]} in time, {of}", _cell("objective_miss_rate", until, quota, level), percent
+                yield f"P95 wait until {DONE[until]}, {of}", _wait(until, quota, level), span
 
 
-def _cell(table: str, quota: str, level: str) -> Callable[[Outcome], Any]:
-    return lambda o: o[table][quota][level]
+def _cell(table: str, until: str, quota: str, level: str) -> Callable[[Outcome], Any]:
+    return lambda o: o[until_key(table, until)][quota][level]
 
 
-def _wait(quota: str, level: str) -> Callable[[Outcome], Any]:
-    return lambda o: o["waits"][quota][level]["p95"]
+def _wait(until: str, quota: str, level: str) -> Callable[[Outcome], Any]:
+    return lambda o: o[until_key("waits", until)][quota][level]["p95"]
 
 
 def _difference(

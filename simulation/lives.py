@@ -43,6 +43,13 @@ class Life:
     """Submission, or the notice of its last eviction."""
     judged: bool = False
     """Whether this wait was judged by its objective."""
+    idle_since_s: float = 0.0
+    """Submission, or the notice that ended its last work: since when its user has waited for it to work.
+
+    -inf: it held its place when the simulation began, and that wait is not counted.
+    """
+    start_judged: bool = False
+    """Whether that wait was judged."""
     awarded_at_s: float = -inf
     ready_at_s: float = -inf
     started_at_s: float = -inf

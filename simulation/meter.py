@@ -18,6 +18,20 @@ ALL = "all"
 PERCENTILES = (50, 95, 99)
 
 
+UNTIL = ("award", "start")
+"""What waits end with: what the scheduler decides, and when all tasks work, which is what users feel."""
+
+
+@dataclass
+class Waits:
+    """Waits from submission, or from the notice of an eviction, until one of `UNTIL`. Keys are (level, over quota)."""
+
+    judged: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
+    """Objectives that were met or missed."""
+    missed: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
+    waits_s: dict[tuple[int, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
 @dataclass
 class Hour:
     """One hour of a run."""
@@ -27,10 +41,7 @@ class Hour:
     saturated_held_gpu_s: float = 0.0
     saturated_supply_gpu_s: float = 0.0
     queued_gpu_s: float = 0.0
-    judged: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
-    """(level, over quota) to objectives that were met or missed."""
-    missed: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
-    waits_s: dict[tuple[int, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
+    until: dict[str, Waits] = field(default_factory=lambda: {until: Waits() for until in UNTIL})
     arrived: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Level to workloads that arrived, `non_colocated` of them (MAST 5.3)."""
     non_colocated: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -80,16 +91,16 @@ class Meter:
             hour.arrived[level] += 1
             hour.non_colocated[level] += non_colocated
 
-    def judge(self, now_s: float, level: int, over_quota: bool, missed: bool) -> None:
-        """A workload with an objective was awarded in time, or its time ran out."""
+    def judge(self, now_s: float, until: str, level: int, over_quota: bool, missed: bool) -> None:
+        """A workload with an objective was awarded (or started) in time, or its time ran out."""
         for hour in self._into(now_s):
-            hour.judged[level, over_quota] += 1
-            hour.missed[level, over_quota] += missed
+            hour.until[until].judged[level, over_quota] += 1
+            hour.until[until].missed[level, over_quota] += missed
 
-    def wait(self, now_s: float, level: int, over_quota: bool, wait_s: float) -> None:
-        """A workload was awarded that had waited so long."""
+    def wait(self, now_s: float, until: str, level: int, over_quota: bool, wait_s: float) -> None:
+        """A workload was awarded (or started) that had waited so long."""
         for hour in self._into(now_s):
-            hour.waits_s[level, over_quota].append(wait_s)
+            hour.until[until].waits_s[level, over_quota].append(wait_s)
 
     def preempt(self, now_s: float, work_gpu_s: float, eviction_gpu_s: float) -> None:
         """A workload was evicted."""
@@ -152,16 +163,16 @@ def by_level(of: Mapping[int, int]) -> dict[str, int]:
     return {**{str(level): of.get(level, 0) for level in LEVELS}, ALL: sum(of.values())}
 
 
-def miss_rate(hour: Hour, quota: str, level: str) -> float | None:
+def miss_rate(waits: Waits, quota: str, level: str) -> float | None:
     """Missed objectives over judged ones; None where none was judged."""
-    return ratio(count(hour.missed, quota, level), count(hour.judged, quota, level))
+    return ratio(count(waits.missed, quota, level), count(waits.judged, quota, level))
 
 
-def wait_percentiles(hour: Hour, quota: str, level: str) -> dict[str, float | None]:
-    """Waits in seconds: the smallest that so many percent do not exceed; None where nobody was awarded."""
+def wait_percentiles(of: Waits, quota: str, level: str) -> dict[str, float | None]:
+    """Waits in seconds: the smallest that so many percent do not exceed; None where there was none."""
     waits: list[float] = []
     for key in cells(quota, level):
-        waits.extend(hour.waits_s.get(key, ()))
+        waits.extend(of.waits_s.get(key, ()))
     if not waits:
         return {f"p{p}": None for p in PERCENTILES}
     values = np.percentile(np.array(waits), PERCENTILES, method="inverted_cdf")

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -10,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from simulation.difference import DONE, QUOTAS
 from simulation.meter import ALL
+from simulation.result import until_key
 from simulation.settings import LEVELS
 from simulation.words import Outcome, listed, name_of
 
@@ -77,17 +80,16 @@ def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
                 "allocated", outcomes, lambda h: h["saturated_allocation_rate"], percent=True),
         _hourly("Load", "GPUs held and queued for, over supply.", "times supply", outcomes,
                 lambda h: h["demand_over_supply"], line_at=1.0),
-        _hourly("Objectives missed, within quota", "Missed over judged, all levels with an objective, by the hour.",
-                "missed", outcomes, lambda h: _missed(h, LEVELS), percent=True),
-        _hourly("Objectives missed, levels 1 and 2", "The same for within-quota workloads of the two highest levels.",
-                "missed", outcomes, lambda h: _missed(h, _HIGH), percent=True),
-        _bars("Objectives missed by priority, within quota", "Over the measured span; 1 is the highest priority.",
-              outcomes, "within_quota"),
-        _bars("Objectives missed by priority, over quota", "Over-quota workloads run when there is room.", outcomes,
-              "over_quota"),
-        _waits("Waits by priority, within quota", "P50, P95 and P99 of the time to award.", outcomes, "within_quota"),
-        _waits("Waits by priority, over quota", "P50, P95 and P99 of the time to award.", outcomes, "over_quota"),
-        _hourly("P95 wait, within quota", "Of the workloads awarded in the hour.", *_in_units(outcomes)),
+        *(_hourly(f"Not {done} in time, within quota", "Missed over judged, all levels with an objective, by the hour.",
+                  "missed", outcomes, partial(_missed, until, LEVELS), percent=True) for until, done in DONE.items()),
+        *(_hourly(f"Not {done} in time, levels 1 and 2", "Within-quota workloads of the two highest levels.",
+                  "missed", outcomes, partial(_missed, until, _HIGH), percent=True) for until, done in DONE.items()),
+        *(_bars(f"Not {done} in time by priority, {title}", "Over the measured span; 1 is the highest priority.",
+                outcomes, until, quota) for quota, title in QUOTAS.items() for until, done in DONE.items()),
+        *(_waits(f"Waits until {done} by priority, {title}", "P50, P95 and P99.", outcomes, until, quota)
+          for quota, title in QUOTAS.items() for until, done in DONE.items()),
+        *(_hourly(f"P95 wait until {done}, within quota", f"Of the workloads {done} in the hour.",
+                  *_in_units(outcomes, until)) for until, done in DONE.items()),
         _hourly("Preemptions", "Workloads evicted in the hour.", "evictions per hour", outcomes,
                 lambda h: h["preemptions"]),
         _hourly("GPU hours lost", "Work done anew, and slots held through evictions and restarts.",
@@ -101,14 +103,15 @@ def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
     ]  # fmt: skip
 
 
-def _missed(hours: Mapping[str, Any], levels: Iterable[int]) -> list[float | None]:
+def _missed(until: str, levels: Iterable[int], hours: Mapping[str, Any]) -> list[float | None]:
     """The miss rate of some levels together, by the hour; None where none was judged."""
-    judged = [
-        sum(one) for one in zip(*(hours["objectives_judged"]["within_quota"][str(n)] for n in levels), strict=True)
-    ]
-    missed = [
-        sum(one) for one in zip(*(hours["objectives_missed"]["within_quota"][str(n)] for n in levels), strict=True)
-    ]
+    judged, missed = (
+        [
+            sum(one)
+            for one in zip(*(hours[until_key(table, until)]["within_quota"][str(n)] for n in levels), strict=True)
+        ]
+        for table in ("objectives_judged", "objectives_missed")
+    )
     return [m / j if j else None for m, j in zip(missed, judged, strict=True)]
 
 
@@ -186,12 +189,12 @@ def _alone(values: Sequence[float], k: int) -> bool:
 
 
 def _in_units(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[Outcome], until: str
 ) -> tuple[str, Sequence[Outcome], Callable[[Mapping[str, Any]], Sequence[float | None]]]:
     """The P95 wait in the unit in which the longest is easy to read: the unit's name, the runs, the values."""
 
     def waits_s(hours: Mapping[str, Any]) -> Sequence[float | None]:
-        found: Sequence[float | None] = hours["waits"]["within_quota"][ALL]["p95"]
+        found: Sequence[float | None] = hours[until_key("waits", until)]["within_quota"][ALL]["p95"]
         return found
 
     longest_s = max((wait or 0.0 for one in outcomes if one["hourly"] for wait in waits_s(one["hourly"])), default=0.0)
@@ -238,14 +241,15 @@ def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
     ]
 
 
-def _bars(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Picture:
-    levels = [level for level in map(str, LEVELS) if any(o["run"]["objectives_judged"][quota][level] for o in outcomes)]
+def _bars(title: str, says: str, outcomes: Sequence[Outcome], until: str, quota: str) -> Picture:
+    judged = until_key("objectives_judged", until)
+    levels = [level for level in map(str, LEVELS) if any(o["run"][judged][quota][level] for o in outcomes)]
 
     def draw(axes: Axes) -> None:
         if not levels:
             _nothing(axes)
         for outcome, (_, colour, offset, width) in zip(outcomes, _groups(outcomes), strict=True):
-            rates = [outcome["objective_miss_rate"][quota][level] or 0.0 for level in levels]
+            rates = [outcome[until_key("objective_miss_rate", until)][quota][level] or 0.0 for level in levels]
             axes.bar([k + offset for k in range(len(levels))], rates, width * 0.9, color=colour)
         _level_axis(axes, levels)
         axes.set_ylabel("missed")
@@ -254,9 +258,9 @@ def _bars(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Pic
     return _drawn(title, says, draw)
 
 
-def _waits(title: str, says: str, outcomes: Sequence[Outcome], quota: str) -> Picture:
+def _waits(title: str, says: str, outcomes: Sequence[Outcome], until: str, quota: str) -> Picture:
     def waited(outcome: Outcome, level: str) -> Mapping[str, float | None]:
-        found: Mapping[str, float | None] = outcome["waits"][quota][level]
+        found: Mapping[str, float | None] = outcome[until_key("waits", until)][quota][level]
         return found
 
     levels = [level for level in map(str, LEVELS) if any(waited(o, level)["p50"] is not None for o in outcomes)]

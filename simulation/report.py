@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from simulation.difference import QUOTAS, differences, pairs
+from simulation.meter import UNTIL
 from simulation.pictures import Picture, colours, pictures
+from simulation.result import until_key
 from simulation.settings import LEVELS
 from simulation.words import NONE, Outcome, listed, name_of, number, percent, span
 
@@ -96,8 +98,8 @@ def _interrupted(outcomes: Sequence[Outcome]) -> str:
 
 
 _SUMMARY = (
-    "policy", "finished", "GPUs allocated", "while saturated", "missed, within quota", "missed, over quota",
-    "P95 wait, within quota", "preemptions", "GPU hours lost",
+    "policy", "finished", "GPUs allocated", "not awarded in time, within quota", "not started in time, within quota",
+    "not started in time, over quota", "P95 wait until started, within quota", "preemptions", "GPU hours lost",
 )  # fmt: skip
 
 
@@ -106,9 +108,9 @@ def _summary(one: Outcome) -> list[str]:
         escape(name_of(one)),
         f"{one['finished']:,} of {one['workloads']:,}",
         percent(one["allocation_rate"]),
-        percent(one["saturated_allocation_rate"]),
-        *(percent(one["objective_miss_rate"][quota]["all"]) for quota in QUOTAS),
-        span(one["waits"]["within_quota"]["all"]["p95"]),
+        percent(one["objective_miss_rate"]["within_quota"]["all"]),
+        *(percent(one["objective_miss_rate_to_start"][quota]["all"]) for quota in QUOTAS),
+        span(one["waits_to_start"]["within_quota"]["all"]["p95"]),
         number(one["preemptions"]),
         number(one["lost_gpu_hours"]),
     ]
@@ -136,31 +138,37 @@ def _rule(objective_s: Mapping[str, float]) -> str:
     if without and by_span:
         limits += f"; priority {listed(without)}: none, so nothing is missed there"
     return (
-        f'<p class="muted">An objective is the longest time from submission or preemption to award ({limits}). '
-        "A wait is judged once: at its award, or when its objective runs out. It counts as within or over quota by its "
-        "rank at that moment. The length of a wait is counted at the award, by the rank at the award. So a wait whose "
-        "objective ran out while it was over quota, and that was awarded within quota later, is missed over quota; "
-        "within quota it is only a long wait.</p>"
+        f'<p class="muted">An objective is the longest time that a workload may wait ({limits}). It is judged twice: '
+        "until the award, which is the scheduler's decision, from submission or the last eviction; and until the "
+        "start, when its tasks work, from submission or from when it worked last. A wait is judged once: at its end, "
+        "or when its objective runs out. It counts as within or over quota by its rank at that moment. The length of a "
+        "wait is counted at its end, by the rank of its award. So a wait whose objective ran out while it was over "
+        "quota, and that was awarded within quota later, is missed over quota; within quota it is only a long wait.</p>"
     )
 
 
-_DETAIL = ("policy", "quota", "priority", "objective", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait")
+_DETAIL = (
+    "policy", "quota", "priority", "until", "missed", "miss rate", "P50 wait", "P95 wait", "P99 wait",
+)  # fmt: skip
 
 
 def _details(one: Outcome) -> Iterable[list[str]]:
     for quota, title in QUOTAS.items():
         for level in (*map(str, LEVELS), "all"):
-            judged, waits = one["run"]["objectives_judged"][quota][level], one["waits"][quota][level]
-            if judged or waits["p50"] is not None:
-                yield [
-                    escape(name_of(one)),
-                    title,
-                    level,
-                    span(one["run"]["objective_s"].get(level)),
-                    f"{one['run']['objectives_missed'][quota][level]:,} of {judged:,}" if judged else NONE,
-                    percent(one["objective_miss_rate"][quota][level]),
-                    *(span(waits[p]) for p in ("p50", "p95", "p99")),
-                ]
+            for until in UNTIL:
+                judged = one["run"][until_key("objectives_judged", until)][quota][level]
+                waits = one[until_key("waits", until)][quota][level]
+                if judged or waits["p50"] is not None:
+                    missed = one["run"][until_key("objectives_missed", until)][quota][level]
+                    yield [
+                        escape(name_of(one)),
+                        title,
+                        level,
+                        until,
+                        f"{missed:,} of {judged:,}" if judged else NONE,
+                        percent(one[until_key("objective_miss_rate", until)][quota][level]),
+                        *(span(waits[p]) for p in ("p50", "p95", "p99")),
+                    ]
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:

@@ -1,10 +1,12 @@
 """The outcome of a run as one JSON object."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from simulation.meter import (
     HOUR_S,
+    UNTIL,
     Hour,
     Meter,
     allocation_rate,
@@ -34,11 +36,15 @@ def figures(hour: Hour) -> dict[str, Any]:
     return {
         "allocation_rate": allocation_rate(hour),
         "saturated_allocation_rate": saturated_allocation_rate(hour),
-        "objective_miss_rate": table(lambda q, level: miss_rate(hour, q, level)),
-        "waits": table(lambda q, level: wait_percentiles(hour, q, level)),
+        **_of_waits(hour, "award"),
         "preemptions": hour.preemptions,
         "lost_gpu_hours": _gpu_h(sum(hour.lost_gpu_s.values())),
     }
+
+
+def start_figures(hour: Hour) -> dict[str, Any]:
+    """Those of the waits until the start."""
+    return _of_waits(hour, "start")
 
 
 def more(hour: Hour) -> dict[str, Any]:
@@ -48,8 +54,11 @@ def more(hour: Hour) -> dict[str, Any]:
         "arrived": arrived,
         "non_colocated": non_colocated,
         "non_colocated_rate": {level: ratio(non_colocated[level], whole) for level, whole in arrived.items()},
-        "objectives_judged": table(lambda q, level: count(hour.judged, q, level)),
-        "objectives_missed": table(lambda q, level: count(hour.missed, q, level)),
+        **{
+            until_key(f"objectives_{name}", until): table(partial(count, getattr(hour.until[until], name)))
+            for name in ("judged", "missed")
+            for until in UNTIL
+        },
         "held_gpu_hours": _gpu_h(hour.held_gpu_s),
         "available_gpu_hours": _gpu_h(hour.supply_gpu_s),
         "queued_gpu_hours": _gpu_h(hour.queued_gpu_s),
@@ -72,13 +81,29 @@ def by_column(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def hourly(meter: Meter, starts_s: float) -> dict[str, Any]:
     """Lists with a value for each hour; the first begins at `starts_s`."""
-    hours = [{"start_s": starts_s + k * HOUR_S, **figures(hour), **more(hour)} for k, hour in enumerate(meter.hours)]
+    hours = [
+        {"start_s": starts_s + k * HOUR_S, **figures(hour), **start_figures(hour), **more(hour)}
+        for k, hour in enumerate(meter.hours)
+    ]
     return by_column(hours)
 
 
 def bad_rows(bad: Sequence[BadRow]) -> list[dict[str, Any]]:
     """Rows of the trace that were skipped."""
     return [{"line": row.line, "column": row.column, "value": row.value, "right": row.right} for row in bad]
+
+
+def until_key(name: str, until: str) -> str:
+    """What a figure of waits is called: `waits` of those until the award, `waits_to_start` of those until the start."""
+    return name if until == "award" else f"{name}_to_{until}"
+
+
+def _of_waits(hour: Hour, until: str) -> dict[str, Any]:
+    waits = hour.until[until]
+    return {
+        until_key("objective_miss_rate", until): table(partial(miss_rate, waits)),
+        until_key("waits", until): table(partial(wait_percentiles, waits)),
+    }
 
 
 def _gpu_h(gpu_s: float) -> float:

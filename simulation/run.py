@@ -119,4 +119,5 @@ class Run:
                 **result.more(self.meter.total),
                 **scenario.says,
             },
+            **result.start_figures(self.meter.total),
         }

@@ -69,6 +69,7 @@ class Stage:
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
         life.place, life.attempt, life.gpus = place, 1, dict(held.gpus)
         life.awarded_at_s = life.ready_at_s = running.started_at_s
+        life.idle_since_s, life.start_judged = -inf, True
         life.phase = Phase.STARTING
         self.board.holds_all[life.number] = True
         if self._binding is not None:
@@ -97,19 +98,21 @@ class Stage:
         at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
         self.board.may_be_in(life.number, life.only, at_most_s)
         self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
-        self._wait(at_s, life)
+        life.idle_since_s, life.start_judged = at_s, False
+        self._wait(at_s, at_s, life)
         self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
 
     def award(self, at_s: float, life: Life, request: PlacementRequest, plan: Plan, rank: int) -> None:
         """A workload has won a place; its victims are told."""
         self._judge(at_s, life, at_s - life.waits_since_s)
-        self.meter.wait(at_s, life.workload.level, rank == 8, at_s - life.waits_since_s)
+        self.meter.wait(at_s, "award", life.workload.level, rank == 8, at_s - life.waits_since_s)
         self._no_longer_queued(life)
         life.phase, life.place, life.gpus = Phase.PLACING, plan.region, gpus_of(plan, request)
         self.board.begin(life.number, rank)
         life.attempt += 1
         life.turn += 1
         life.awarded_at_s, life.started_at_s = at_s, -inf
+        self._remind(at_s, life)
         self.ledgers[plan.region].award(plan, request.jobs)
         self._hold(at_s, life, 1)
         self.placed.append(life.placed(True))
@@ -125,7 +128,12 @@ class Stage:
         """Provisioned: it works now."""
         if life.attempt > 1:
             self.meter.restart(at_s, (at_s - life.ready_at_s) * life.workload.gpus)
+        idle_s, over_quota = at_s - life.idle_since_s, bool(self.board.rank[life.number] == 8)
+        self._judge_start(at_s, life, idle_s, over_quota)
+        if life.idle_since_s > -inf:
+            self.meter.wait(at_s, "start", life.workload.level, over_quota, idle_s)
         life.phase, life.started_at_s = Phase.RUNNING, at_s
+        life.turn += 1
         self.board.started_at_s[life.number] = at_s
         self._later(at_s + life.remaining_s(), "FINISH", life)
         self.tell(life)
@@ -148,15 +156,21 @@ class Stage:
         self._release(at_s, life)
         life.evictor, life.place = None, None
         self._say(at_s, "left", life)
-        self._wait(life.waits_since_s, life)
+        self._wait(at_s, life.waits_since_s, life)
         assert evictor is not None
         self.lives[evictor].victims.remove(life.number)
         if not self.lives[evictor].victims:
             self._ready(at_s, self.lives[evictor])
 
     def run_out(self, at_s: float, life: Life) -> None:
-        """The time of its objective is over, and it is still queued."""
-        self._judge(at_s, life, inf)
+        """The time of its objective is over, and it is still queued, or at least does not work."""
+        over_quota = bool(self.board.rank[life.number] == 8)
+        if life.phase == Phase.QUEUED:
+            over_quota = bool(self.board.over_quota[life.number])
+            if at_s >= life.waits_since_s + self._objective_s(life):
+                self._judge(at_s, life, inf)
+        if at_s >= life.idle_since_s + self._objective_s(life):
+            self._judge_start(at_s, life, inf, over_quota)
 
     def tell(self, life: Life) -> None:
         """The regions learn what there is to know of a workload that holds all its slots."""
@@ -180,15 +194,15 @@ class Stage:
 
     # ---------------------------------------------------------------------------------------------------------- details
 
-    def _wait(self, since_s: float, life: Life) -> None:
+    def _wait(self, at_s: float, since_s: float, life: Life) -> None:
         life.phase, life.waits_since_s, life.judged = Phase.QUEUED, since_s, False
         life.turn += 1
         self.queue.add(life.number)
         self.pending.append(life.queued(True))
         self._ask(life, 1)
-        objective_s = self.settings.objective_s.get(life.workload.level)
-        if objective_s is not None:
-            self._later(since_s + objective_s, "OBJECTIVE", life)
+        if self._objective_s(life) < inf:
+            self._later(max(at_s, since_s + self._objective_s(life)), "OBJECTIVE", life)
+        self._remind(at_s, life)
 
     def _no_longer_queued(self, life: Life) -> None:
         self.queue.remove(life.number)
@@ -196,12 +210,23 @@ class Stage:
         self._ask(life, -1)
 
     def _judge(self, at_s: float, life: Life, waited_s: float) -> None:
-        objective_s = self.settings.objective_s.get(life.workload.level)
-        if objective_s is not None and not life.judged:
+        if self._objective_s(life) < inf and not life.judged:
             life.judged = True
-            self.meter.judge(
-                at_s, life.workload.level, bool(self.board.over_quota[life.number]), waited_s > objective_s
-            )
+            over_quota = bool(self.board.over_quota[life.number])
+            self.meter.judge(at_s, "award", life.workload.level, over_quota, waited_s > self._objective_s(life))
+
+    def _judge_start(self, at_s: float, life: Life, idle_s: float, over_quota: bool) -> None:
+        if self._objective_s(life) < inf and not life.start_judged:
+            life.start_judged = True
+            self.meter.judge(at_s, "start", life.workload.level, over_quota, idle_s > self._objective_s(life))
+
+    def _objective_s(self, life: Life) -> float:
+        return self.settings.objective_s.get(life.workload.level, inf)
+
+    def _remind(self, at_s: float, life: Life) -> None:
+        """Come back when its user has waited for it to work as long as its objective, unless that was judged."""
+        if not life.start_judged and life.idle_since_s + self._objective_s(life) < inf:
+            self._later(max(at_s, life.idle_since_s + self._objective_s(life)), "OBJECTIVE", life)
 
     def _ready(self, at_s: float, life: Life) -> None:
         life.phase, life.ready_at_s = Phase.STARTING, at_s
@@ -213,6 +238,7 @@ class Stage:
         w, s = victim.workload, self.settings
         lost_s = 0.0
         if victim.phase == Phase.RUNNING:
+            victim.idle_since_s, victim.start_judged = at_s, False
             worked_s = at_s - victim.started_at_s
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
             if chance(self.world.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:

@@ -34,6 +34,7 @@ def main(seed: int, seeds: int, minutes: float, fault_every_s: float, submit_eve
         schedule = draw_schedule(number, minutes * 60, fault_every_s, submit_every_s)
         place = folder / f"seed-{number}"
         outcome = run_seed(number, schedule, place, lambda line: click.echo(f"  {line}", err=True))
+        (place / "observed.json").write_text(json.dumps(asdict(outcome.observed), indent=1, default=sorted))
         (place / "violations.json").write_text(json.dumps([asdict(v) for v in outcome.violations], indent=1))
         for violation in outcome.violations:
             click.echo(f"  VIOLATION {violation.kind}: {violation.detail}")

@@ -89,9 +89,9 @@ def test_objectives_are_judged_at_the_award_or_when_their_time_runs_out() -> Non
         workload("last", level=5, submit_s=2, duration_s=10),
     ]
     run = happenings(scenario(machines("east", 1), work))[0]
-    assert run.meter.total.judged == {(3, False): 2}
-    assert run.meter.total.missed == {(3, False): 1}
-    assert run.meter.hours[0].missed == {(3, False): 1}, "judged at 1801 s, in the first hour"
+    assert run.meter.total.until["award"].judged == {(3, False): 2}
+    assert run.meter.total.until["award"].missed == {(3, False): 1}
+    assert run.meter.hours[0].until["award"].missed == {(3, False): 1}, "judged at 1801 s, in the first hour"
     waits = run.to_json()["waits"]["within_quota"]
     assert waits["3"] == {"p50": 0, "p95": 3599, "p99": 3599}
     assert waits["5"] == {"p50": 3608, "p95": 3608, "p99": 3608}
@@ -100,15 +100,33 @@ def test_objectives_are_judged_at_the_award_or_when_their_time_runs_out() -> Non
 def test_a_wait_begins_anew_with_the_notice_of_an_eviction() -> None:
     """Evicted at 250 and awarded again at 310: a second wait of 60 s, judged on its own."""
     run = happenings(scenario(machines("east", 1), TWO))[0]
-    assert run.meter.total.judged == {(4, False): 2, (2, False): 1}
-    assert run.meter.total.waits_s[4, False] == [0, 60]
+    assert run.meter.total.until["award"].judged == {(4, False): 2, (2, False): 1}
+    assert run.meter.total.until["award"].waits_s[4, False] == [0, 60]
+
+
+def test_objectives_are_judged_at_the_start_too() -> None:
+    """What users feel: provisioning, the eviction of victims, and evictions before it ever worked count."""
+    settings = replace_settings(provisioning_p50_s=400, provisioning_p90_s=400, provisioning_p99_s=400)
+    run, seen = happenings(scenario(machines("east", 1), TWO, settings=settings))
+    started = [
+        at for at, what, name in ((e.at_s, e.what, e.workload) for e in seen) if what == "started" and name == "high"
+    ]
+    start = run.meter.total.until["start"]
+    # Awarded at once, but started after an eviction of 60 s and 400 s of provisioning: its objective is 300 s.
+    assert not any(run.meter.total.until["award"].missed.values())
+    assert start.missed[2, False] == 1
+    assert start.waits_s[2, False] == [started[0] - 250]
+    # The other was evicted while it was provisioned: its user has waited since it was submitted.
+    assert start.judged[4, False] == 1
+    [waited_s] = start.waits_s[4, False]
+    assert waited_s == pytest.approx(250 + 10 + 450 + 400)
 
 
 def test_what_still_waits_at_the_end_is_missed_if_its_time_is_over() -> None:
     """Two wait at the end: the one past its objective has been judged, the other not."""
     work = [workload("runs", duration_s=9000), workload("past", submit_s=0.5), workload("fresh", submit_s=1900)]
     run = happenings(scenario(machines("east", 1), work, until_s=2000))[0]
-    assert run.meter.total.missed == {(4, False): 1}
+    assert run.meter.total.until["award"].missed == {(4, False): 1}
     assert run.to_json()["run"]["queued_at_end"] == 2
     assert run.to_json()["run"]["ended_s"] == 2000
 
@@ -119,7 +137,7 @@ def test_only_the_measured_span_counts() -> None:
     run = happenings(scenario(machines("east", 2), work, measure_from_s=3600.0, measure_to_s=5400.0))[0]
     assert [hour.held_gpu_s / HOUR_S for hour in run.meter.hours] == [8, 16]
     assert run.meter.total.held_gpu_s == 16 * 1800
-    assert run.meter.total.judged == {(4, False): 1}
+    assert run.meter.total.until["award"].judged == {(4, False): 1}
 
 
 def test_hours_add_up_to_the_run() -> None:

@@ -129,7 +129,7 @@ def test_the_report_needs_nothing_else(files: Path) -> None:
     assert len(svgs) == page.count("<figure>") > 12
     for svg in svgs:
         ElementTree.fromstring(svg)
-    for shown in ("federated", "Objectives missed", "priority level", "simulated time, hours", "P95"):
+    for shown in ("federated", "Not started in time", "priority level", "simulated time, hours", "P95"):
         assert shown in page
 
 
@@ -198,7 +198,7 @@ def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
     rows = [re.findall(r">([^<]+)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", first, re.S)]
     assert ["global", "GPU slots", "16", "8", "−8"] in rows
     assert ["global", "workloads finished", "3", "3", "same"] in rows
-    (wait,) = (row for row in rows if row[1] == "P95 wait, within quota")
+    (wait,) = (row for row in rows if row[1] == "P95 wait until awarded, within quota")
     before_s, after_s = (one["waits"]["within_quota"]["all"]["p95"] for one in (plain, changed))
     assert wait[2:] == [format_duration(before_s), format_duration(after_s), "+" + format_duration(after_s - before_s)]
 

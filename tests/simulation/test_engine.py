@@ -29,8 +29,10 @@ def test_random_scenarios_evict_and_refuse() -> None:
     """What the engines are compared on has evictions, over-quota workloads and ones that wait."""
     outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in range(6)]
     assert sum(run.meter.total.preemptions for run in outcomes) > 20
-    assert any(over and count for run in outcomes for (_, over), count in run.meter.total.judged.items())
-    assert any(wait > 60 for run in outcomes for waits in run.meter.total.waits_s.values() for wait in waits)
+    assert any(over and count for run in outcomes for (_, over), count in run.meter.total.until["award"].judged.items())
+    assert any(
+        wait > 60 for run in outcomes for waits in run.meter.total.until["award"].waits_s.values() for wait in waits
+    )
 
 
 def test_a_synthetic_scenario_is_for_both_engines() -> None:

@@ -98,15 +98,15 @@ def test_a_drained_region_gives_its_work_back_to_the_queue() -> None:
     assert run.meter.supply == {"a100": 8}
     assert when(seen, "awarded") == {"runs": 2000}
     assert where(seen) == {"runs": "west"}
-    assert run.meter.total.waits_s[2, False] == [2000]
+    assert run.meter.total.until["award"].waits_s[2, False] == [2000]
 
 
 def test_another_quota_changes_who_is_over_it() -> None:
     """With 8 slots the second of two is over-quota; with the 16 of the snapshot it is not."""
     live = snapshot(workload("runs", "east"), workload("waits"))
     within, over = ran(live)[0], ran(change(live, ("quota.vision.a100=8",), ()))[0]
-    assert within.meter.total.judged == {(2, False): 1}
-    assert over.meter.total.judged == {(2, True): 1}
+    assert within.meter.total.until["award"].judged == {(2, False): 1}
+    assert over.meter.total.until["award"].judged == {(2, True): 1}
 
 
 def test_held_workloads_stay_where_they_are() -> None:

@@ -104,7 +104,7 @@ def test_over_quota_work_runs_and_gives_way() -> None:
     ]
     run, seen = happenings(scenario(machines("east", 2), work, tenants))
     assert when(seen, "evicted") == {"over": 100}
-    assert run.meter.total.judged == {(4, False): 2, (4, True): 2}
+    assert run.meter.total.until["award"].judged == {(4, False): 2, (4, True): 2}
 
 
 def test_joint_places_two_where_one_at_a_time_places_one() -> None:
@@ -129,6 +129,6 @@ def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
     for policy in ("global", "federated", "cluster"):
         run, seen = happenings(scenario(machines("east", 1), [workload("huge", tasks=2, level=1)]), policy)
         assert when(seen, "awarded") == {}
-        assert run.meter.total.missed == {(1, False): 1}
+        assert run.meter.total.until["award"].missed == {(1, False): 1}
         assert run.to_json()["run"]["fit_nowhere"] == ["huge"]
         assert run.clock.now_s == 300

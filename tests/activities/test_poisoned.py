@@ -1,0 +1,77 @@
+"""Histories that no worker can replay, as a rollback of Temporal may leave them."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from activities.roles import control_worker
+from activities.singletons import assert_singletons
+from domain import ids
+from tests.activities.world import World
+
+_MARKER = "marker_recorded_event_attributes"
+
+
+@activity.defn
+async def nothing() -> None:
+    """Leaves a marker in the history."""
+
+
+@workflow.defn(name="MachineWorkflow")
+class Other:
+    """Has done something else than the workflow of this name would."""
+
+    @workflow.run
+    async def run(self, machine: str) -> None:
+        """See above."""
+        await workflow.execute_local_activity(nothing, start_to_close_timeout=timedelta(seconds=5))
+        await workflow.wait_condition(lambda: False)
+
+
+@workflow.defn(name="HousekeepingWorkflow")
+class OtherHouse(Other):
+    """The same for one of those that there is one of."""
+
+    @workflow.run
+    async def run(self) -> None:  # type: ignore[override]
+        """See above."""
+        await workflow.execute_local_activity(nothing, start_to_close_timeout=timedelta(seconds=5))
+        await workflow.wait_condition(lambda: False)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("MachineWorkflow", ["r/c/m"]), ("HousekeepingWorkflow", [])])
+async def test_a_history_that_cannot_be_replayed_ends_its_workflow(
+    town: World, client: Client, name: str, arguments: list[str]
+) -> None:
+    """It fails at once, instead of being tried for ever, and whoever asserts it starts another one."""
+    id_ = ids.HOUSEKEEPING_WORKFLOW_ID if name == "HousekeepingWorkflow" else ids.machine_workflow_id(arguments[0])
+    others = Worker(
+        client,
+        task_queue=ids.CONTROL_QUEUE,
+        workflows=[Other, OtherHouse],
+        activities=[nothing],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    async with others:
+        poisoned = await client.start_workflow(name, args=arguments, id=id_, task_queue=ids.CONTROL_QUEUE)
+
+        async with asyncio.timeout(30):
+            while not any([e.HasField(_MARKER) async for e in poisoned.fetch_history_events()]):
+                await asyncio.sleep(0.05)
+    with ThreadPoolExecutor(8) as threads:
+        async with control_worker(client, town.engine, town.settings, threads):
+            # Something to do, which a worker without the history in memory replays for.
+            await poisoned.signal("hello", args=[])
+
+            async with asyncio.timeout(30):
+                while (await poisoned.describe()).status != WorkflowExecutionStatus.FAILED:
+                    await asyncio.sleep(0.05)
+            await assert_singletons(client, town.settings.tetris.nightly)
+            house = await client.get_workflow_handle(ids.HOUSEKEEPING_WORKFLOW_ID).describe()
+            assert house.status == WorkflowExecutionStatus.RUNNING
+            assert house.run_id != poisoned.result_run_id
