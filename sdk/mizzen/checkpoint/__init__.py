@@ -26,9 +26,11 @@ from mizzen.checkpoint.errors import (
     CheckpointError,
     CheckpointWarning,
     CorruptCheckpointError,
+    MissingCheckpointError,
     StaleAttemptError,
     StateError,
 )
+from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
 from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reading import Checkpoint, Skipped, list_committed
@@ -41,14 +43,18 @@ __all__ = [
     "CheckpointId",
     "CheckpointWarning",
     "Checkpointer",
+    "Checkpoints",
     "CorruptCheckpointError",
     "Manifest",
+    "MissingCheckpointError",
     "Part",
     "Pickled",
+    "Problem",
     "Skipped",
     "StaleAttemptError",
     "StateError",
     "Tracked",
     "exit_preempted",
     "list_committed",
+    "open_checkpoints",
 ]
