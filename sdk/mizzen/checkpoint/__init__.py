@@ -34,6 +34,7 @@ from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
 from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reading import Checkpoint, Skipped, list_committed
+from mizzen.checkpoint.resuming import ResumeError, verify_resume
 from mizzen.checkpoint.tracking import Tracked
 from mizzen.notices import exit_preempted
 
@@ -50,6 +51,7 @@ __all__ = [
     "Part",
     "Pickled",
     "Problem",
+    "ResumeError",
     "Skipped",
     "StaleAttemptError",
     "StateError",
@@ -57,4 +59,5 @@ __all__ = [
     "exit_preempted",
     "list_committed",
     "open_checkpoints",
+    "verify_resume",
 ]
