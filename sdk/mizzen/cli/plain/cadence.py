@@ -41,7 +41,14 @@ def _run(given: Namespace) -> int:
         machines=given.machines,
         platform=given.platform,
     )
-    chosen = choose(found, given.save_s, given.step_s, interval_s=given.interval_s, write_s=given.write_s)
+    chosen = choose(
+        found,
+        given.save_s,
+        given.step_s,
+        interval_s=given.interval_s,
+        write_s=given.write_s,
+        ends_in_s=given.ends_in_s,
+    )
     overhead = chosen.overhead if isfinite(chosen.overhead) else None
     body = {**asdict(chosen), "overhead": overhead, "sentences": list(chosen.sentences())}
     emit_one(given.output, body, lambda: "\n".join(chosen.sentences()), name=str(chosen.steps))
@@ -58,6 +65,7 @@ CADENCE = Command(
         _time("--save", "save_s", _ZERO, "How long a save holds the training up.", required=True),
         _time("--step", "step_s", _ABOVE, "How long one step takes.", required=True),
         _time("--mtbf", "mtbf_s", _ABOVE, "Mean time between interruptions of the whole gang."),
+        _time("--ends-in", "ends_in_s", _ABOVE, "In what time the machines go for certain, as at a time limit."),
         Option(("--hazard",), "hazard", "Interruptions per machine hour.", _hazard, "NUMBER"),
         Option(
             ("--platform",),
