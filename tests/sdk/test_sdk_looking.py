@@ -288,6 +288,8 @@ def test_what_a_training_removes_meanwhile_is_not_damaged(tmp_path: Path, monkey
     assert found.verify() == [] and found.get().step == 3
     with pytest.raises(MissingCheckpointError, match=r"step-0000000001.* was removed while it was read"):
         found.verify(first)
+    with pytest.raises(MissingCheckpointError, match=r"step-0000000001.* was removed while it was read"):
+        found.load(first)
     last = 100
     with pytest.raises(CheckpointError, match="removed faster than they could be read"):
         found.verify()

@@ -153,7 +153,7 @@ class Checkpoints:
             if not problems or self._is_there(manifest):
                 return problems
             if step is not None:
-                raise MissingCheckpointError(f"{self.root}: {manifest.name} was removed while it was read")
+                raise self._removed(manifest)
         raise self._outrun()
 
     def verify_all(self, *, progress: Callable[[int], object] | None = None) -> Judged:
@@ -177,12 +177,18 @@ class Checkpoints:
 
         Raises:
             ValueError: the gang had no such rank.
-            MissingCheckpointError: there is no such checkpoint.
+            MissingCheckpointError: there is no such checkpoint, or it was removed meanwhile.
             CorruptCheckpointError: it is damaged, or (None) all are.
             CheckpointError: something cannot be read for another reason.
         """
         if step is not None:
-            return self._load(step if isinstance(step, Manifest) else self.get(step), rank, trusted)
+            wanted = step if isinstance(step, Manifest) else self.get(step)
+            try:
+                return self._load(wanted, rank, trusted)
+            except CorruptCheckpointError as error:
+                if self._is_there(wanted):
+                    raise
+                raise self._removed(wanted) from error
         for _ in range(_TRIES):
             newest = self.get()
             skipped = list(self.damaged_records(newest))
@@ -242,6 +248,9 @@ class Checkpoints:
 
     def _is_there(self, manifest: Manifest) -> bool:
         return any(known == manifest for known in self.list())
+
+    def _removed(self, manifest: Manifest) -> MissingCheckpointError:
+        return MissingCheckpointError(f"{self.root}: {manifest.name} was removed while it was read")
 
     def _outrun(self) -> CheckpointError:
         return CheckpointError(
