@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "resilient.md"
-_SCRIPT = re.compile(r"<!-- (before|after): (\w+) -->\n```python\n(.*?)```\n", re.DOTALL)
+_SCRIPT = re.compile(r"<!-- (before|after|check): (\w+) -->\n```python\n(.*?)```\n", re.DOTALL)
 
 SCRIPTS: dict[tuple[str, str], str] = {(when, name): text for when, name, text in _SCRIPT.findall(PAGE.read_text())}
-"""`before` or `after`, and the integration, to its text."""
+"""`before`, `after` or `check`, and the integration, to its text."""
 
 
 def script(when: str, name: str, folder: Path) -> Path:

@@ -12,9 +12,9 @@ from mizzen.checkpoint import list_committed
 from tests_integrations.pages import PAGE, SCRIPTS, changed_lines, script
 from tests_integrations.scripts import Ended, Signal, run, run_gang
 
-NAMES = ["plain", "sampler", "ddp", "transformers", "lightning"]
+NAMES = ["plain", "sampler", "prefetch", "ddp", "transformers", "lightning"]
 # The steps of a whole training, and of an epoch.
-STEPS = {"plain": (32, 8), "sampler": (32, 8), "ddp": (32, 8), "transformers": (18, 6), "lightning": (32, 8)}
+STEPS = dict.fromkeys(NAMES, (32, 8)) | {"transformers": (18, 6)}
 RESULT = dict.fromkeys(NAMES, "model.pt") | {"transformers": "final/model.safetensors"}
 
 
@@ -43,8 +43,20 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 def test_the_page_has_all_pairs() -> None:
     """Each integration has a script before and after, and no script is left out of the tests."""
-    assert set(SCRIPTS) == {(when, name) for when in ("before", "after") for name in NAMES}
+    assert set(SCRIPTS) == {(when, name) for when in ("before", "after") for name in NAMES} | {("check", "resume")}
     assert PAGE.read_text().count("```python") == len(SCRIPTS)
+
+
+def test_the_check_runs_and_finds_what_is_missing(tmp_path: Path) -> None:
+    """The script that checks a state ends well; without the position in the state it fails, and says where."""
+    path = script("check", "resume", tmp_path)
+    ended = run(path, tmp_path)
+    assert ended.code == 0, ended.output
+    text = path.read_text()
+    hidden = text.replace('"data": {"position": 0}}', "}").replace('state["data"]', "data")
+    path.write_text(hidden.replace("def make", 'data = {"position": 0}\n\n\ndef make'))
+    ended = run(path, tmp_path)
+    assert ended.code == 1 and "after the restore, first at model/0.weight" in ended.output
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,18 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mizzen.checkpoint import Checkpointer
+    from mizzen.checkpoint import Checkpointer, open_checkpoints
     from mizzen.environment import TaskEnvironment
     from mizzen.notices import exit_preempted, preempted
     from mizzen.report import progress
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "preempted", "progress"]
+__all__ = [
+    "Checkpointer",
+    "TaskEnvironment",
+    "__version__",
+    "exit_preempted",
+    "open_checkpoints",
+    "preempted",
+    "progress",
+]
 
 _HOMES = {
     "Checkpointer": "mizzen.checkpoint",
     "TaskEnvironment": "mizzen.environment",
     "exit_preempted": "mizzen.notices",
+    "open_checkpoints": "mizzen.checkpoint",
     "preempted": "mizzen.notices",
     "progress": "mizzen.report",
 }

@@ -123,3 +123,22 @@ def test_what_never_ends_has_no_figure(capsys: pytest.CaptureFixture[str]) -> No
     """Where a step is far longer than the time between interruptions, the cost is null: JSON has no infinity."""
     body = told(["cadence", "--mtbf", "1s", "--save", "1s", "--step", "1h"], capsys)
     assert body["overhead"] is None and body["steps"] == 1
+
+
+def test_a_known_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """--ends-in divides the time until then; the figures say by how many saves."""
+    body = told([*EXAMPLE, "--ends-in", "3h"], capsys)
+    assert (body["rule"], body["saves"], body["steps"], body["ends_in_s"]) == ("end", 13, 400, 10_800.0)
+    assert told(EXAMPLE, capsys)["ends_in_s"] is None
+    assert run([*EXAMPLE, "--ends-in", "0"]) == 2
+    assert "'--ends-in': '0' must be a duration" in capsys.readouterr().err
+
+
+def test_the_documentation_shows_what_a_known_end_prints(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page's example of it is the output of its command."""
+    arguments = [*EXAMPLE, "--ends-in", "3h"]
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    page = (checkout / "docs/cadence.md").read_text()
+    assert f"    mizzen {' '.join(arguments)}\n" in page
+    assert f"    {out.splitlines()[2]}\n" in page

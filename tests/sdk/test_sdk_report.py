@@ -53,7 +53,7 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
 def test_the_public_names() -> None:
     """The names at the top load on first use, and no others are there."""
     assert set(mizzen.__all__) == {
-        "Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "preempted", "progress"
+        "Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "open_checkpoints", "preempted", "progress"
     }  # fmt: skip
     for name in mizzen.__all__:
         assert getattr(mizzen, name) is not None

@@ -13,7 +13,7 @@ with its reasons, `timer` the object that measures a run and says when. Standard
 """
 
 from mizzen.cadence.choice import Choice, choose
-from mizzen.cadence.formula import best_interval_s, expected_time
+from mizzen.cadence.formula import best_interval_s, best_until_end, expected_time, expected_time_until_end
 from mizzen.cadence.interruptions import PLATFORMS, UNKNOWN, Mtbf, Prior, mtbf, mtbf_of_environ
 from mizzen.cadence.timer import Cadence
 
@@ -25,8 +25,10 @@ __all__ = [
     "Mtbf",
     "Prior",
     "best_interval_s",
+    "best_until_end",
     "choose",
     "expected_time",
+    "expected_time_until_end",
     "mtbf",
     "mtbf_of_environ",
 ]

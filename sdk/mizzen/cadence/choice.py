@@ -1,13 +1,19 @@
 """One choice of an interval, with what it was made from and a sentence for each."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite
 from typing import Literal, TypeAlias
 
-from mizzen.cadence.formula import best_interval_s, expected_time, whole_steps
+from mizzen.cadence.formula import (
+    best_interval_s,
+    best_until_end,
+    expected_time,
+    expected_time_until_end,
+    whole_steps,
+)
 from mizzen.cadence.interruptions import Mtbf
 
-Rule: TypeAlias = Literal["told", "young", "daly", "mtbf", "write"]
+Rule: TypeAlias = Literal["told", "young", "daly", "mtbf", "write", "end"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,14 @@ class Choice:
     """W: work between two saves."""
     rule: Rule
     """`told`: the scheduler or the user set it; `young`, `daly`: those formulas; `mtbf`: a save takes longer than two
-    interruptions are apart; `write`: as long as the write in the background, which the formula would not wait for."""
+    interruptions are apart; `write`: as long as the write in the background, which the formula would not wait for;
+    `end`: it divides the time until the known end of the machines."""
     steps: int
     """W in whole steps, rounded down, at least 1."""
+    ends_in_s: float | None = None
+    """L: when the last save is to be durable, where the end of the machines is known."""
+    saves: int | None = None
+    """How many saves the interval divides L by; None: it does not."""
 
     @property
     def durable_s(self) -> float:
@@ -41,6 +52,9 @@ class Choice:
         worked_s = self.interval_s if self.step_s is None else self.steps * self.step_s
         if not worked_s > 0:
             return float("inf")
+        if self.ends_in_s is not None and self.saves is not None:
+            left_s = self.ends_in_s - self.write_s
+            return expected_time_until_end(self.mtbf.mtbf_s, self.save_s, worked_s, left_s) - 1
         return expected_time(self.mtbf.mtbf_s, self.save_s, worked_s) - 1 + self.write_s / self.mtbf.mtbf_s
 
     def sentences(self) -> tuple[str, ...]:
@@ -51,6 +65,7 @@ class Choice:
             "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
             "daly": f"Daly, as a save takes {c_s / mu_s:.1%} of that: {_s(self.interval_s)} of work between two saves.",
             "mtbf": f"A save takes longer than two such times, so work for one of them: {_s(self.interval_s)}.",
+            "end": f"{_saves(self.saves)} until the end, {_s(self.ends_in_s or 0)}: {_s(self.interval_s)} for each.",
             "write": f"A save is written for {_s(self.write_s)}, and the next one waits for it: {_s(self.interval_s)}.",
         }
         if self.step_s is None:
@@ -78,6 +93,7 @@ def choose(
     interval_s: float | None = None,
     write_s: float = 0.0,
     save_why: str = "as given",
+    ends_in_s: float | None = None,
 ) -> Choice:
     """The interval for these figures.
 
@@ -88,6 +104,8 @@ def choose(
         interval_s: an interval that was set outright, 0 or more seconds; wins over the formula.
         write_s: how long a save is written in the background; the interval is not shorter.
         save_why: where `save_s` comes from, as the end of a sentence.
+        ends_in_s: when the machines go for certain, in more than 0 seconds; None: not known. The interval divides the
+            time until then, so that the last save ends there. `mtbf` is of what interrupts before.
 
     Raises:
         ValueError: a number is out of its range; the message names it.
@@ -98,14 +116,39 @@ def choose(
         raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
     if interval_s is not None and not (interval_s >= 0 and isfinite(interval_s)):
         raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
+    if ends_in_s is not None and not (ends_in_s > 0 and isfinite(ends_in_s)):
+        raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
     rule: Rule
+    saves = None
     best_s, rule = best_interval_s(mtbf.mtbf_s, save_s)
     if interval_s is not None:
         best_s, rule = interval_s, "told"
-    elif write_s > best_s:
-        best_s, rule = write_s, "write"
+    else:
+        if write_s > best_s:
+            best_s, rule = write_s, "write"
+        divided = ends_in_s and _divided(mtbf.mtbf_s, save_s, write_s, ends_in_s)
+        if divided:
+            best_s, saves, rule = *divided, "end"
     steps = 1 if step_s is None else whole_steps(best_s, step_s)
-    return Choice(mtbf, save_s, save_why, write_s, step_s, best_s, rule, steps)
+    return Choice(mtbf, save_s, save_why, write_s, step_s, best_s, rule, steps, ends_in_s, saves)
+
+
+def _divided(mtbf_s: float, save_s: float, write_s: float, ends_in_s: float) -> tuple[float, int] | None:
+    """The interval until a known end and the number of saves; None: no save fits, or saves cost nothing."""
+    left_s = ends_in_s - write_s
+    if not 0 < save_s < left_s:
+        return None
+    interval_s, saves = best_until_end(mtbf_s, save_s, left_s)
+    if not saves:
+        return None
+    if interval_s < write_s:
+        saves = max(1, floor(left_s / (write_s + save_s)))
+        interval_s = left_s / saves - save_s
+    return interval_s, saves
+
+
+def _saves(number: int | None) -> str:
+    return "One save fits best" if number == 1 else f"{number} saves fit best"
 
 
 def _s(seconds: float) -> str:

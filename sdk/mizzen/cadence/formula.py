@@ -3,9 +3,12 @@
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. Daly, "A higher order
 estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006. The interval is the work between two
 saves, in seconds, without the saves themselves.
+
+Where the end of the machines is known, the interval divides what is left until then (`best_until_end`).
 """
 
-from math import expm1, inf, isfinite, sqrt
+from collections.abc import Callable
+from math import ceil, expm1, floor, inf, isfinite, sqrt
 from typing import Literal, TypeAlias
 
 Rule: TypeAlias = Literal["young", "daly", "mtbf"]
@@ -17,6 +20,7 @@ Young's interval is then at most 5% too long, which costs less than one part in 
 """
 
 _MOST_STEPS = 1e15
+_HALVINGS = 60
 
 
 def best_interval_s(mtbf_s: float, save_s: float) -> tuple[float, Rule]:
@@ -60,9 +64,98 @@ def expected_time(mtbf_s: float, save_s: float, interval_s: float) -> float:
         return inf
 
 
+def best_until_end(mtbf_s: float, save_s: float, ends_in_s: float) -> tuple[float, int]:
+    """Seconds of work between two saves that divide the time until a known end, and how many saves that are.
+
+    An interruption comes at the end for certain, and before it at random instants. With k saves, each after W seconds
+    of work, the work that is expected to be saved is
+
+        W (exp(-(W + C) / mu) + exp(-2 (W + C) / mu) + ... + exp(-k (W + C) / mu)),    k (W + C) <= L
+
+    Where the whole of L is divided, k (W + C) = L, this is greatest where Daly's complete cost function of W is least:
+    so the best k is next to L / (W + C) of the interval without an end. Where a save takes about as long as
+    interruptions are apart, a shorter W is better than one that fills L.
+
+    Args:
+        mtbf_s: mean time between the random interruptions, above 0.
+        save_s: what one save costs the training, above 0.
+        ends_in_s: L, above 0.
+
+    Returns:
+        W and k; (0, 0) where not even one save fits.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    best_s, _ = best_interval_s(mtbf_s, save_s)
+    _check_end(ends_in_s)
+    if not save_s > 0:
+        raise ValueError(f"save_s={save_s}: must be more than 0 seconds, to divide the time by saves")
+    near = ends_in_s / (best_s + save_s)
+    # One more to either side: Young's and Daly's intervals are next to the best, and not the best.
+    found = []
+    for saves in range(max(1, floor(near) - 1), ceil(near) + 2):
+        most_s = ends_in_s / saves - save_s
+        if most_s > 0:
+            interval_s = _peak(lambda work_s, k=saves: _saved(mtbf_s, save_s, work_s, k), most_s)  # type: ignore[misc]
+            found.append((_saved(mtbf_s, save_s, interval_s, saves), interval_s, saves))
+    if not found:
+        return 0.0, 0
+    _, interval_s, saves = max(found)
+    # Far from the end the best W is a little shorter than one that fills L.
+    return interval_s, max(saves, floor(ends_in_s / (interval_s + save_s)))
+
+
+def expected_time_until_end(mtbf_s: float, save_s: float, interval_s: float, ends_in_s: float) -> float:
+    """Seconds that a second of saved work takes, with an interruption at a known end and others at random before it.
+
+    The mean time until the first of them, over the work that is expected to be saved by then: infinite where no save
+    ends before the end.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    _check(mtbf_s, save_s)
+    _check_end(ends_in_s)
+    if not interval_s > 0:
+        raise ValueError(f"interval_s={interval_s}: must be more than 0 seconds")
+    part_s = interval_s + save_s
+    saves = floor(ends_in_s / part_s * (1 + 1e-12))
+    if not saves:
+        return inf
+    work_s = _saved(mtbf_s, save_s, interval_s, saves)
+    return mtbf_s * -expm1(-ends_in_s / mtbf_s) / work_s if work_s > 0 else inf
+
+
 def whole_steps(interval_s: float, step_s: float) -> int:
     """Steps of `step_s` in the interval, rounded down, at least 1. What float division loses is not a step's worth."""
     return max(1, int(min(interval_s / step_s * (1 + 1e-12), _MOST_STEPS)))
+
+
+def _saved(mtbf_s: float, save_s: float, interval_s: float, saves: int) -> float:
+    """Work that is expected to be saved by so many saves before the first interruption."""
+    part = (interval_s + save_s) / mtbf_s
+    try:
+        return interval_s * -expm1(-saves * part) / expm1(part)
+    except OverflowError:
+        return 0.0
+
+
+def _peak(value: Callable[[float], float], most: float) -> float:
+    """Where between 0 and `most` a function with one peak is greatest."""
+    low, high = 0.0, most
+    for _ in range(_HALVINGS):
+        one, other = low + (high - low) / 3, high - (high - low) / 3
+        if value(one) < value(other):
+            low = one
+        else:
+            high = other
+    return most if value(most) >= value((low + high) / 2) else (low + high) / 2
+
+
+def _check_end(ends_in_s: float) -> None:
+    if not (ends_in_s > 0 and isfinite(ends_in_s)):
+        raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
 
 
 def _check(mtbf_s: float, save_s: float) -> None:

@@ -6,6 +6,7 @@
 | `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour that the zone has seen; 0: it has seen none |
 | `MIZZEN_GANG_MACHINES` | machines of the gang; else `WORLD_SIZE` over `LOCAL_WORLD_SIZE`, else 1 |
 | `MIZZEN_PLATFORM` | name of the platform prior (`PLATFORMS`) |
+| `MIZZEN_ENDS_AT_S` | when the machines go for certain, in seconds since the epoch; else Slurm's `SLURM_JOB_END_TIME` |
 
 One machine that goes takes the whole gang with it, so a gang of N machines is interrupted N times as often as one of
 them. A time that is the gang's already is not divided again.
@@ -23,6 +24,10 @@ GANG_MTBF = "MIZZEN_GANG_MTBF_S"
 MACHINE_HAZARD = "MIZZEN_MACHINE_HAZARD_PER_H"
 GANG_MACHINES = "MIZZEN_GANG_MACHINES"
 PLATFORM = "MIZZEN_PLATFORM"
+ENDS_AT = "MIZZEN_ENDS_AT_S"
+SLURM_END = "SLURM_JOB_END_TIME"
+SLURM_LEAD_S = 120.0
+"""How long before Slurm's time limit its notice is told (`mizzen.notices`), after which a training saves and leaves."""
 
 _HOUR_S = 3600.0
 _Number = TypeVar("_Number", int, float)
@@ -143,6 +148,27 @@ def mtbf_of_environ(environ: Mapping[str, str] | None = None, *, platform: str |
         machines=_gang_machines(given),
         platform=name or (platform and OF_NOTICES.get(platform, platform)),
     )
+
+
+def ends_in_s_of_environ(environ: Mapping[str, str], now_s: float) -> float | None:
+    """In how many seconds the machines go for certain, by the environment's variables; None: not known, or over.
+
+    Args:
+        environ: the variables.
+        now_s: the time, in seconds since the epoch.
+
+    Raises:
+        ValueError: `MIZZEN_ENDS_AT_S` is no time. What Slurm set badly is not known.
+    """
+    ends_at_s = number(environ, ENDS_AT, float, lambda n: n > 0, "a time in seconds since the epoch")
+    if ends_at_s is None:
+        try:
+            ends_at_s = number(environ, SLURM_END, float, lambda n: n > 0, "a time in seconds since the epoch")
+        except ValueError:
+            ends_at_s = None
+        if ends_at_s is not None:
+            ends_at_s -= SLURM_LEAD_S
+    return ends_at_s - now_s if ends_at_s is not None and ends_at_s > now_s else None
 
 
 def number(

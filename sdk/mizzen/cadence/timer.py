@@ -4,6 +4,9 @@ What a save costs (C) is the time that it holds the training up. A save that is 
 snapshot in memory or from a local copy, is durable later: an interruption then loses that much more, but the same
 whatever the interval is, so it has no part in the choice. It does set the shortest interval, as the next save would
 wait for it; and while it goes on the steps are slower, which is a cost and is measured.
+
+Where the end of the machines is known, each interval divides what is then left. The last save is planned to end before
+the end, by half of what a save takes: some saves take longer than others, and one that ends after the end is lost.
 """
 
 import os
@@ -15,7 +18,7 @@ from math import inf
 
 from mizzen.cadence.choice import Choice, choose
 from mizzen.cadence.formula import whole_steps
-from mizzen.cadence.interruptions import Mtbf, mtbf_of_environ, number
+from mizzen.cadence.interruptions import Mtbf, ends_in_s_of_environ, mtbf_of_environ, number
 
 INTERVAL = "MIZZEN_CHECKPOINT_INTERVAL_S"
 FIRST_SAVE_S = 10.0
@@ -30,6 +33,8 @@ _STEPS = 15
 _ENOUGH = 5
 _MOST_SLOWED = 1.0
 _RETRY_PART = 0.1
+_END_MARGIN = 1.5
+"""The last save before a known end may take so many times the longest of those before. As for a notice."""
 
 
 class Cadence:
@@ -53,6 +58,7 @@ class Cadence:
         *,
         interval_s: float | None = None,
         save_s: float | None = None,
+        ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A cadence that starts with `begin`, or else when it is first asked.
@@ -61,6 +67,7 @@ class Cadence:
             mtbf: mean time between interruptions of the gang.
             interval_s: an interval that was set outright; wins over the formula. With 0 every step is saved.
             save_s: what a save cost in an earlier attempt, if that is known; else 10 s until the first one.
+            ends_in_s: in how many seconds from now the machines go for certain; None: not known.
             clock: monotonic seconds.
 
         Raises:
@@ -69,6 +76,7 @@ class Cadence:
         self._mtbf = mtbf
         self._told_s = interval_s
         self._clock = clock
+        self._ends_s = self._end(ends_in_s)
         self._lock = threading.Lock()
         self._held = deque([save_s] if save_s is not None else [], _SAVES)
         self._known = save_s is not None
@@ -86,6 +94,14 @@ class Cadence:
         self._base_s = self._seen_s = 0.0
         self._interval_s = self._choice().interval_s
 
+    def _end(self, ends_in_s: float | None) -> float | None:
+        """The known end, by the clock."""
+        if ends_in_s is None:
+            return None
+        if not 0 < ends_in_s < inf:
+            raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
+        return self._clock() + ends_in_s
+
     @classmethod
     def from_environ(
         cls,
@@ -94,6 +110,7 @@ class Cadence:
         interval_s: float | None = None,
         platform: str | None = None,
         save_s: float | None = None,
+        ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Cadence":
         """The cadence by the environment's variables (`interruptions`, and `MIZZEN_CHECKPOINT_INTERVAL_S`).
@@ -103,6 +120,7 @@ class Cadence:
             interval_s: wins over the variable.
             platform: what was detected, for the prior.
             save_s: as for `Cadence`.
+            ends_in_s: as for `Cadence`; wins over the variables.
             clock: monotonic seconds.
 
         Raises:
@@ -111,7 +129,10 @@ class Cadence:
         given = os.environ if environ is None else environ
         told_s = number(given, INTERVAL, float, lambda n: n >= 0, "0 or more seconds")
         set_s = told_s if interval_s is None else interval_s
-        return cls(mtbf_of_environ(given, platform=platform), interval_s=set_s, save_s=save_s, clock=clock)
+        found = mtbf_of_environ(given, platform=platform)
+        known_s = ends_in_s_of_environ(given, time.time())
+        end_s = known_s if ends_in_s is None else ends_in_s
+        return cls(found, interval_s=set_s, save_s=save_s, ends_in_s=end_s, clock=clock)
 
     def should_save(self, step: int) -> bool:
         """Whether to save now, after `step`. Stays so until `saved`; False while a save is still being written."""
@@ -147,7 +168,6 @@ class Cadence:
                 self._held.append(held_s)
             self._in_flight += writing
             self._restart(step, self._clock())
-            self._interval_s = self._choice().interval_s
 
     def written(self, write_s: float) -> None:
         """The save that was written in the background is durable, after `write_s` of it.
@@ -179,8 +199,12 @@ class Cadence:
         with self._lock:
             self._again()
 
-    def tell(self, *, mtbf: Mtbf | None = None, interval_s: float | None = None) -> None:
-        """The scheduler knows better now: a new mean time, or a new interval. What is not given stays.
+    def tell(
+        self, *, mtbf: Mtbf | None = None, interval_s: float | None = None, ends_in_s: float | None = None
+    ) -> None:
+        """It is known better now: a new mean time, a new interval, or in how many seconds the machines go.
+
+        What is not given stays.
 
         Raises:
             ValueError: a number is out of its range; nothing has changed.
@@ -188,6 +212,7 @@ class Cadence:
         with self._lock:
             told_s = self._told_s if interval_s is None else interval_s
             choose(mtbf or self._mtbf, 0.0, None, interval_s=told_s)
+            self._ends_s = self._ends_s if ends_in_s is None else self._end(ends_in_s)
             self._mtbf, self._told_s = mtbf or self._mtbf, told_s
             self._look = self._seen
             self._interval_s = self._choice().interval_s
@@ -247,6 +272,7 @@ class Cadence:
         self._base = self._seen = step
         self._base_s = self._seen_s = now_s
         self._look = step + 1
+        self._interval_s = self._choice().interval_s
 
     def _choice(self) -> Choice:
         write_s = _median(self._writes) if self._writes else 0.0
@@ -258,7 +284,32 @@ class Cadence:
         if slowed:
             why += f", and steps are {slowed:.0%} slower while it is written"
         cost_s = held_s + slowed * write_s
-        return choose(self._mtbf, cost_s, self._step_s, interval_s=self._told_s, write_s=write_s, save_why=why)
+        return choose(
+            self._mtbf,
+            cost_s,
+            self._step_s,
+            interval_s=self._told_s,
+            write_s=write_s,
+            save_why=why,
+            ends_in_s=self._ends_in_s(cost_s + write_s),
+        )
+
+    def _ends_in_s(self, durable_s: float) -> float | None:
+        """From the start of the interval to when the last save is to be durable; None: no end is known, or it is near.
+
+        Args:
+            durable_s: how long a save usually takes until it is durable.
+        """
+        if self._ends_s is None:
+            return None
+        left_s = self._ends_s - (self._clock() if self._base < 0 else self._base_s)
+        if self._held:
+            longest_s = max(self._held) + max(self._writes, default=0.0)
+            left_s -= _END_MARGIN * longest_s - durable_s
+        else:
+            # Nobody knows what the first save takes: it must not be the last thing before the end.
+            left_s /= 2
+        return left_s if left_s > 0 else None
 
 
 def _median(values: Iterable[float]) -> float:

@@ -26,12 +26,15 @@ from mizzen.checkpoint.errors import (
     CheckpointError,
     CheckpointWarning,
     CorruptCheckpointError,
+    MissingCheckpointError,
     StaleAttemptError,
     StateError,
 )
+from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.manifest import CheckpointId, Manifest, Part
 from mizzen.checkpoint.parts import Pickled
 from mizzen.checkpoint.reading import Checkpoint, Skipped, list_committed
+from mizzen.checkpoint.resuming import ResumeError, verify_resume
 from mizzen.checkpoint.tracking import Tracked
 from mizzen.notices import exit_preempted
 
@@ -41,14 +44,20 @@ __all__ = [
     "CheckpointId",
     "CheckpointWarning",
     "Checkpointer",
+    "Checkpoints",
     "CorruptCheckpointError",
     "Manifest",
+    "MissingCheckpointError",
     "Part",
     "Pickled",
+    "Problem",
+    "ResumeError",
     "Skipped",
     "StaleAttemptError",
     "StateError",
     "Tracked",
     "exit_preempted",
     "list_committed",
+    "open_checkpoints",
+    "verify_resume",
 ]

@@ -3,6 +3,8 @@
 CheckpointError
     StaleAttemptError: a newer attempt has claimed the root
     CorruptCheckpointError: one checkpoint cannot be used; loading falls back past it
+    MissingCheckpointError: there are no checkpoints, or none of the step that was asked for
+    MissingLibraryError: a library that is needed to read a checkpoint is not installed
     StateError (also a ValueError): a state cannot be stored as it was given
         NotYetError: not before the first step
 """
@@ -18,6 +20,14 @@ class StaleAttemptError(CheckpointError):
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint is partial, damaged, or of a format that this version does not know."""
+
+
+class MissingCheckpointError(CheckpointError):
+    """There is no root here, or it has no such checkpoint; the message says which there are."""
+
+
+class MissingLibraryError(CheckpointError):
+    """A library is not installed; the message says what to install."""
 
 
 class StateError(CheckpointError, ValueError):

@@ -18,6 +18,7 @@ from mizzen.checkpoint import tensorfile
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from mizzen.checkpoint.log import readable
 from mizzen.checkpoint.manifest import Part
+from mizzen.checkpoint.streaming import stream
 from mizzen.objects import checksums
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.workers import Workers
@@ -65,8 +66,8 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
 
 def verify_part(store: ObjectStore, part: Part) -> None:
     """As `fetch_part`, but its content is not kept."""
-    with _reading(store, part) as reading:
-        reading.read(_pieces(0, part.size_bytes, _STAGED_BYTES))
+    for _ in stream(store, part):
+        pass
 
 
 def fetch_tensors(

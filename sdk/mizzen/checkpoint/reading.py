@@ -242,3 +242,15 @@ def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], ve
             except CorruptCheckpointError:
                 return False
     return True
+
+
+def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoint:
+    """Load this committed checkpoint, whether it is the newest or not. A damaged part is read from another copy.
+
+    Raises:
+        CorruptCheckpointError: a part is missing or damaged, and no other checkpoint has the same content.
+        CheckpointError: a part cannot be read for another reason, or the checkpoint is not for this reader.
+    """
+    log = Log(store)
+    log.refresh()
+    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), lambda _: {}))

@@ -50,7 +50,8 @@ class _Application(LazyGroup):
             "audit": Lazy("mizzen.cli.tenants:audit", "Show who changed what."),
         },
         "Training code": {
-            "cadence": Lazy("mizzen.cli.cadence:cadence", "Explain how often to save."),
+            "cadence": Lazy("mizzen.cli.passing:cadence", "Explain how often to save."),
+            "checkpoint": Lazy("mizzen.cli.passing:checkpoint", "List, check and export checkpoints."),
         },
         "This command": {
             "login": Lazy("mizzen.cli.login:login", "Check the address and key of an API, and save them."),

@@ -16,6 +16,7 @@ class Exit(IntEnum):
     CONFLICT = 5
     UNAVAILABLE = 6
     IMPOSSIBLE = 7
+    DAMAGED = 8
     FAULT = 70
     INTERRUPTED = 130
     PIPE = 141
@@ -25,11 +26,12 @@ MEANINGS: dict[Exit, str] = {
     Exit.OK: "done",
     Exit.WORKLOAD_FAILED: "a workload failed or was cancelled (wait, submit --wait, submit --follow)",
     Exit.USAGE: "wrong usage, or a document that is not valid",
-    Exit.NOT_FOUND: "there is no such workload, machine, tenant, ...",
+    Exit.NOT_FOUND: "there is no such workload, machine, tenant, checkpoint, ...",
     Exit.REFUSED: "the API key is missing, unknown, or may not do this",
     Exit.CONFLICT: "the present state does not allow it",
-    Exit.UNAVAILABLE: "the API cannot be reached, is unavailable or has a fault",
+    Exit.UNAVAILABLE: "the API, or a store, cannot be reached, is unavailable or has a fault",
     Exit.IMPOSSIBLE: "no region could ever hold it as the fleet is (submit --dry-run)",
+    Exit.DAMAGED: "a checkpoint is damaged (checkpoint verify, checkpoint export)",
     Exit.FAULT: "a fault in the command itself",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
     Exit.PIPE: "the reader of the output went away (`| head`)",

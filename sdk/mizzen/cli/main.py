@@ -1,18 +1,31 @@
-"""Entry point of the `mizzen` command: without the extra `client` it says what to install."""
+"""Entry point of the `mizzen` command: without the extra `client` it says what to install.
 
+The commands of `mizzen.cli.plain` need no extra, and import nothing of it.
+"""
+
+import os
 import sys
 from importlib.util import find_spec
 
 _NEEDED = {"click": "click", "httpx": "httpx", "yaml": "pyyaml"}
+_COMPLETE_VARIABLE = "_MIZZEN_COMPLETE"
 
 
 def main() -> None:
     """Run the command line in `sys.argv` and exit with one of the documented codes (`mizzen.cli.exits`)."""
-    missing = [distribution for module, distribution in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        print(f"mizzen: the command needs {', '.join(missing)}: pip install 'mizzen[client]'", file=sys.stderr)
-        sys.exit(2)
     try:
+        from mizzen.cli.plain.running import COMMANDS
+        from mizzen.cli.plain.running import run as run_plain
+
+        arguments = sys.argv[1:]
+        if arguments and arguments[0] in COMMANDS and _COMPLETE_VARIABLE not in os.environ:
+            sys.exit(run_plain(arguments))
+        missing = [distribution for module, distribution in _NEEDED.items() if find_spec(module) is None]
+        if missing:
+            needs = f"the command needs {', '.join(missing)}: pip install 'mizzen[client]'"
+            without = " and ".join(f"`mizzen {name}`" for name in COMMANDS)
+            print(f"mizzen: {needs}; {without} work without", file=sys.stderr)
+            sys.exit(2)
         from mizzen.cli.app import run
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,7 +3,6 @@
 Data goes to stdout; everything else goes to stderr.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,12 +14,13 @@ from click.shell_completion import CompletionItem
 
 from mizzen.cli import words
 from mizzen.cli.exits import Exit, exit_of
+from mizzen.cli.plain.printing import say as say
+from mizzen.cli.plain.spec import FORMATS
 from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
     from mizzen.client.client import Client
 
-FORMATS = ("table", "wide", "json", "yaml", "name")
 _NOTICE_EVERY_S = 10.0
 _LONG_S = 120.0
 _COMPLETION_S = 1.0
@@ -94,11 +94,6 @@ def client_class() -> "type[Client]":
 def finish(code: int) -> NoReturn:
     """End the command with this exit code."""
     raise click.exceptions.Exit(code)
-
-
-def say(text: str) -> None:
-    """Tell the user something that is not data."""
-    click.echo(f"mizzen: {words.visible(text)}", err=True)
 
 
 def say_expiry(expires_at: str) -> None:
@@ -263,8 +258,3 @@ def stdin_text(what: str, prompt: str) -> str:
     if not text:
         raise click.UsageError(f"{what}: stdin is empty")
     return text
-
-
-def no_colour() -> bool:
-    """Whether stdout must stay plain (NO_COLOR, or no terminal)."""
-    return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()

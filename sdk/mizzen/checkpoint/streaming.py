@@ -1,0 +1,93 @@
+"""Reading a part piece by piece with its checksum: a part of any size takes the same small amount of memory."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any, Literal, TypeAlias
+
+from mizzen.checkpoint.errors import CorruptCheckpointError, MissingLibraryError
+from mizzen.checkpoint.log import readable
+from mizzen.checkpoint.manifest import Part
+from mizzen.objects import checksums
+from mizzen.objects.store import Fetch, MissingObject, ObjectStore
+from mizzen.objects.workers import Workers
+
+Damage: TypeAlias = Literal["missing", "size", "checksum", "unreadable"]
+
+_PIECE_BYTES = 8 << 20
+_AHEAD = 4
+"""Pieces in memory: one is used while the next ones are fetched."""
+
+
+class DamagedPart(CorruptCheckpointError):
+    """A part is not what was committed."""
+
+    def __init__(self, what: Damage, message: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
+    """The content of a part in pieces, in order. A piece is valid until the next one is asked for.
+
+    The checksum is compared after the last piece: do not rely on any piece before the iterator has ended.
+
+    Raises:
+        DamagedPart: the part is missing, or is not what was committed.
+        MissingLibraryError: its checksum needs a library that is not installed.
+        CheckpointError: it cannot be read for another reason.
+    """
+    algorithm, _, expected = part.checksum.partition(":")
+    digest = _digest(part, algorithm)
+    try:
+        with readable(part.key):
+            size_bytes = store.size(part.key)
+            if size_bytes is None:
+                raise DamagedPart("missing", f"{part.key} is missing")
+            if size_bytes != part.size_bytes:
+                message = f"{part.key} has {size_bytes:,} bytes instead of {part.size_bytes:,}"
+                raise DamagedPart("size", message)
+            if size_bytes:
+                # The workers end first: they must not read from a closed file.
+                count = min(_AHEAD, -(-size_bytes // _PIECE_BYTES))
+                with store.opened(part.key) as fetch, Workers(count) as workers:
+                    for piece in _pieces(fetch, workers, count, part):
+                        digest.update(piece)
+                        yield piece
+    except DamagedPart:
+        raise
+    except CorruptCheckpointError as error:
+        # It may have been removed since its size was read.
+        what: Damage = "missing" if isinstance(error.__context__, MissingObject) else "unreadable"
+        raise DamagedPart(what, str(error)) from error
+    if digest.hexdigest() != expected:
+        raise DamagedPart("checksum", f"{part.key} does not match its checksum {part.checksum}")
+
+
+def _digest(part: Part, algorithm: str) -> Any:
+    try:
+        return checksums.digest(algorithm)
+    except checksums.UnknownAlgorithm as error:
+        raise DamagedPart("checksum", f"{part.key}: {error}") from None
+    except checksums.MissingAlgorithm as error:
+        raise MissingLibraryError(f"{part.key}: {error}") from None
+
+
+def _pieces(fetch: Fetch, workers: Workers, count: int, part: Part) -> Iterator[memoryview]:
+    starts = iter(range(0, part.size_bytes, _PIECE_BYTES))
+    waiting: deque[tuple[memoryview, memoryview, Future[int]]] = deque()
+
+    def ask(memory: memoryview) -> None:
+        start = next(starts, None)
+        if start is not None:
+            piece = memory[: part.size_bytes - start]
+            waiting.append((memory, piece, workers.submit(fetch, piece, start)))
+
+    for _ in range(count):
+        ask(memoryview(bytearray(min(_PIECE_BYTES, part.size_bytes))))
+    while waiting:
+        memory, piece, done = waiting.popleft()
+        if done.result() != len(piece):
+            raise DamagedPart("size", f"{part.key} ends before its {part.size_bytes:,} bytes")
+        yield piece
+        ask(memory)

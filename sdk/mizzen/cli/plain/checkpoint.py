@@ -1,0 +1,286 @@
+"""Commands that look at a root of checkpoints: `ls`, `show`, `verify` and `export`. They claim nothing there."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mizzen.checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    MissingCheckpointError,
+    MissingLibraryError,
+)
+from mizzen.checkpoint.looking import Checkpoints, Problem, open_checkpoints
+from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.reading import Skipped
+from mizzen.cli import words
+from mizzen.cli.exits import Exit
+from mizzen.cli.plain.export import export
+from mizzen.cli.plain.printing import Column, cell, emit_list, emit_one, say, table
+from mizzen.cli.plain.progress import Progress
+from mizzen.cli.plain.spec import Argument, Command, Failure, Group, Option, UsageError, whole
+
+_LS = (
+    Column("STEP", lambda c: c["step"], right=True),
+    Column("ATTEMPT", lambda c: c["attempt"], drop=2, right=True),
+    Column("SAVE", lambda c: c["save"], drop=3, right=True),
+    Column("SAVED (UTC)", lambda c: _clock(c), drop=4),
+    Column("AGO", lambda c: words.between(c["created_at"], None), drop=1, right=True),
+    Column("SIZE", lambda c: words.size(c["size_bytes"]), right=True),
+    Column("RANKS", lambda c: c["ranks"], drop=5, right=True),
+    Column("WHOLE", lambda c: _wrong(c["problems"]) or "yes", flexible=True),
+)
+_PARTS = (
+    Column("PART", lambda p: p["name"]),
+    Column("RANK", lambda p: "all" if p["rank"] is None else p["rank"], drop=3, right=True),
+    Column("KIND", lambda p: p["kind"], drop=2),
+    Column("SIZE", lambda p: words.size(p["size_bytes"]), right=True),
+    Column("CHECKSUM", lambda p: p["checksum"], drop=4),
+    Column("SHARED WITH", lambda p: ", ".join(p["shared_with"]), drop=5, flexible=True),
+    Column("PROBLEM", lambda p: p["problem"], flexible=True),
+)
+_TENSORS = (
+    Column("TENSOR", lambda t: t["name"], flexible=True),
+    Column("TYPE", lambda t: t["dtype"]),
+    Column("SHAPE", lambda t: "x".join(str(length) for length in t["shape"]) or "scalar", right=True),
+    Column("SIZE", lambda t: words.size(t["size_bytes"]), right=True),
+)
+_FILES = (
+    Column("PART", lambda f: f["part"]),
+    Column("RANK", lambda f: "all" if f["rank"] is None else f["rank"], right=True),
+    Column("SIZE", lambda f: words.size(f["size_bytes"]), right=True),
+    Column("FILE", lambda f: f["file"]),
+)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Give an error of the library its exit code."""
+    try:
+        yield
+    except MissingCheckpointError as error:
+        raise Failure(Exit.NOT_FOUND, str(error)) from error
+    except CorruptCheckpointError as error:
+        raise Failure(Exit.DAMAGED, str(error)) from error
+    except (MissingLibraryError, ModuleNotFoundError) as error:
+        raise Failure(Exit.USAGE, str(error)) from error
+    except CheckpointError as error:
+        raise Failure(Exit.UNAVAILABLE, str(error)) from error
+
+
+def _open(uri: str) -> Checkpoints:
+    try:
+        return open_checkpoints(uri)
+    except ValueError as error:
+        raise UsageError(f"Invalid value for 'URI': {error}") from error
+
+
+def _ls(given: Namespace) -> int:
+    with _failing():
+        found = _open(given.uri)
+        judged = found.survey()
+    _say_records(found)
+    items = [{**_summary(manifest), **_judgement(problems)} for manifest, problems in judged]
+    emit_list(given.output, items, _LS, name=lambda item: str(item["name"]))
+    return Exit.OK
+
+
+def _show(given: Namespace) -> int:
+    with _failing():
+        found = _open(given.uri)
+        manifest = found.get(given.step)
+        judged = found.survey()
+        problems = next((problems for known, problems in judged if known == manifest), [])
+        wrong = {(problem.part, problem.rank): problem for problem in problems}
+        others = [known for known, _ in judged if known != manifest]
+        parts = [_part(found, part, others, wrong.get((part.name, part.rank))) for part in manifest.parts]
+    body = {**_summary(manifest), **_judgement(problems), "root": found.root, "parts": parts}
+    emit_one(given.output, body, lambda: _page(body), name=manifest.name)
+    return Exit.OK
+
+
+def _verify(given: Namespace) -> int:
+    if given.all and given.step is not None:
+        raise UsageError("'--step' and '--all' exclude each other.")
+    with _failing():
+        found = _open(given.uri)
+        records: tuple[Skipped, ...] = ()
+        if given.all:
+            with _progress(found.list()) as progress:
+                judged = found.verify_all(progress=progress)
+            records = found.damaged_records()
+        else:
+            judged = [_verified(found, given.step)]
+            if given.step is None:
+                # A damaged record after the newest checkpoint may have been a newer one.
+                records = found.damaged_records(judged[0][0])
+    items = [{**_summary(manifest), **_judgement(problems)} for manifest, problems in judged]
+    for record in records:
+        say(f"{found.root}: {record.name} is damaged: {record.reason}")
+    if given.output == "name":
+        for item in items:
+            if not item["whole"]:
+                print(cell(item["name"]))
+    elif given.all and given.output in ("json", "yaml"):
+        emit_list(given.output, items, ())
+    elif not items:
+        say("there are none")
+    else:
+        page = "\n".join(line for item in items for line in _verdict(item))
+        emit_one(given.output, items[0], lambda: page)
+    return Exit.DAMAGED if records or not all(item["whole"] for item in items) else Exit.OK
+
+
+def _verified(found: Checkpoints, step: int | None) -> tuple[Manifest, list[Problem]]:
+    """The newest checkpoint, of this step or of all, and what is wrong with it."""
+    while True:
+        manifest = found.get(step)
+        try:
+            with _progress([manifest]) as progress:
+                return manifest, found.verify(manifest, progress=progress)
+        except MissingCheckpointError:
+            # The training that removed it has saved a newer one.
+            if step is not None or found.get() == manifest:
+                raise
+
+
+def _export(given: Namespace) -> int:
+    folder = Path(given.dest).expanduser()
+    with _failing():
+        found = _open(given.uri)
+        manifest = found.get(given.step)
+        parts = manifest.parts if given.rank is None else manifest.parts_of(given.rank)
+        with Progress(sum(part.size_bytes for part in parts)) as progress:
+            try:
+                files = export(found.store, manifest, folder, given.rank, progress=progress)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+            except OSError as error:
+                raise Failure(Exit.CONFLICT, f"{folder} cannot be written: {error}") from error
+    items = [
+        {"part": part.name, "rank": part.rank, "file": str(path), "size_bytes": part.size_bytes, "kind": part.kind}
+        for part, path in files
+    ]
+    if given.output in ("json", "yaml"):
+        body = {**_summary(manifest), "folder": str(folder), "files": items}
+        emit_one(given.output, body, lambda: "")
+    else:
+        emit_list(given.output, items, _FILES, name=lambda item: str(item["file"]))
+    return Exit.OK
+
+
+def _say_records(found: Checkpoints) -> None:
+    for record in found.damaged_records():
+        say(f"{found.root}: {record.name} is damaged: {record.reason}")
+
+
+def _progress(manifests: Sequence[Manifest]) -> Progress:
+    contents = {part.key: part.size_bytes for manifest in manifests for part in manifest.parts}
+    return Progress(sum(contents.values()))
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "name": manifest.name,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "save": manifest.id.save,
+        "created_at": datetime.fromtimestamp(manifest.created_at_s, UTC).isoformat(),
+        "size_bytes": manifest.size_bytes,
+        "ranks": manifest.world_size,
+    }
+
+
+def _judgement(problems: Sequence[Problem]) -> dict[str, Any]:
+    return {"whole": not problems, "problems": [asdict(problem) for problem in problems]}
+
+
+def _part(found: Checkpoints, part: Part, others: Sequence[Manifest], problem: Problem | None) -> dict[str, Any]:
+    wrong = problem.detail if problem else None
+    tensors = None
+    if part.kind == "tensors" and problem is None:
+        try:
+            tensors = [asdict(tensor) for tensor in found.tensors(part)]
+        except CorruptCheckpointError as error:
+            wrong = str(error)
+    shared = [other.name for other in others if any(one.key == part.key for one in other.parts)]
+    return {**asdict(part), "shared_with": shared, "tensors": tensors, "problem": wrong}
+
+
+def _clock(item: Mapping[str, Any]) -> str:
+    return words.instant(item["created_at"]).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _wrong(problems: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{_whose(problem)}: {problem['what']}" for problem in problems)
+
+
+def _whose(problem: Mapping[str, Any]) -> str:
+    return str(problem["part"]) if problem["rank"] is None else f"{problem['part']} of rank {problem['rank']}"
+
+
+def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
+    if item["whole"]:
+        yield f"{item['name']} is whole ({words.size(item['size_bytes'])})"
+        return
+    yield f"{item['name']} is damaged:"
+    for problem in item["problems"]:
+        yield f"  {_whose(problem)}: {problem['detail']}"
+
+
+def _page(body: Mapping[str, Any]) -> str:
+    ago = words.between(body["created_at"], None)
+    facts = {
+        "root": body["root"],
+        "step": body["step"],
+        "attempt": f"{body['attempt']}, save {body['save']} of the root",
+        "saved": f"{_clock(body)} UTC, {ago} ago",
+        "size": words.size(body["size_bytes"]),
+        "ranks": body["ranks"],
+        "whole": _wrong(body["problems"]) or "yes, by the sizes of its parts",
+    }
+    width = max(len(name) for name in facts)
+    lines = [body["name"], *(f"{name.ljust(width)}  {cell(value)}" for name, value in facts.items()), "", "parts"]
+    # Columns without a value for any part say nothing.
+    shown = [column for column in _PARTS if column.header == "RANK" or any(column.text(one) for one in body["parts"])]
+    lines += [f"  {line}" for line in table(body["parts"], shown, None)]
+    for part in body["parts"]:
+        if part["tensors"]:
+            lines += ["", f"tensors of {cell(part['name'])}"]
+            lines += [f"  {line}" for line in table(part["tensors"], _TENSORS, None)]
+    return "\n".join(lines)
+
+
+_URI = Argument("uri", "URI", "Root of the checkpoints: a path, file://, s3:// or gs://.")
+_STEP = Option(("--step",), "step", "The newest checkpoint of this step; else the newest of all.", whole(0), "STEP")
+_ALL = Option(("--all",), "all", "All checkpoints; parts that they share are read once.", is_flag=True)
+_RANK = Option(("--rank",), "rank", "Only what this rank loads: its own parts and those of all.", whole(0), "RANK")
+
+CHECKPOINT = Group(
+    "checkpoint",
+    "List, check and export checkpoints.\n\nReads only: a training that saves there meanwhile goes on.",
+    {
+        "ls": Command("ls", "List the checkpoints of a root.", _ls, (), (_URI,)),
+        "show": Command("show", "Show one checkpoint with its parts and tensors.", _show, (_STEP,), (_URI,)),
+        "verify": Command(
+            "verify",
+            "Read a checkpoint and compare it with its checksums.\n\nExit code 0: whole; 8: something is damaged.",
+            _verify,
+            (_STEP, _ALL),
+            (_URI,),
+        ),
+        "export": Command(
+            "export",
+            "Write the parts of a checkpoint as files.\n\n"
+            "Files are named part-model.safetensors and so on, and are verified before they get their names. Parts of\n"
+            "single ranks are in folders rank-0000, rank-0001, ... where several ranks saved.",
+            _export,
+            (_STEP, _RANK),
+            (_URI, Argument("dest", "DEST", "The folder, which must not exist yet or must be empty.")),
+        ),
+    },
+)

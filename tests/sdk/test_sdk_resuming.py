@@ -1,0 +1,280 @@
+"""`verify_resume`: a sound training passes, and of each unsound one the entry that differs first is named."""
+
+import queue
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen.checkpoint import Pickled, ResumeError, StateError, differences, verify_resume
+
+Objects = dict[str, Any]
+
+
+class Model:
+    """A weight that follows the batches, with momentum."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(5)
+        self.optimizer = {"state": {0: {"exp_avg": np.zeros(5)}}}
+
+    def train(self, batch: float) -> None:
+        average = self.optimizer["state"][0]["exp_avg"]
+        average *= 0.9
+        average += batch * np.arange(1.0, 6.0)
+        self.weights -= average
+
+    def state_dict(self) -> Objects:
+        return {"weights": self.weights, "optimizer": self.optimizer}
+
+    def load_state_dict(self, state: Objects) -> None:
+        self.weights, self.optimizer = state["weights"].copy(), state["optimizer"]
+
+
+class Forgetful(Model):
+    """Its averages are not saved."""
+
+    def state_dict(self) -> Objects:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Objects) -> None:
+        self.weights = state["weights"].copy()
+
+
+class Rounding(Model):
+    """Its weights are saved with fewer bits."""
+
+    def state_dict(self) -> Objects:
+        return {**super().state_dict(), "half": self.weights.astype("f4")}
+
+    def load_state_dict(self, state: Objects) -> None:
+        super().load_state_dict(state)
+        self.weights = state["half"].astype("f8")
+
+
+class Batches:
+    """Numbers that a thread prepares ahead; `sound` says which position is saved."""
+
+    def __init__(self, sound: bool) -> None:
+        self.sound = sound
+        self.used = self.prepared = 0
+        self._ready: queue.Queue[tuple[int, float]] | None = None
+
+    def __deepcopy__(self, _: object) -> "Batches":
+        return Batches(self.sound)
+
+    def next(self) -> float:
+        if self._ready is None:
+            self._ready = queue.Queue()
+        while self._ready.qsize() < 3:
+            # A thread that has ended: how far ahead it is does not depend on the machine.
+            thread = threading.Thread(target=self._prepare, args=(self._ready,))
+            thread.start()
+            thread.join()
+        self.used, batch = self._ready.get()
+        return batch
+
+    def _prepare(self, ready: "queue.Queue[tuple[int, float]]") -> None:
+        self.prepared += 1
+        ready.put((self.prepared, 1 / self.prepared))
+
+    def state_dict(self) -> Objects:
+        return {"position": self.used if self.sound else self.prepared}
+
+    def load_state_dict(self, state: Objects) -> None:
+        self.used = self.prepared = state["position"]
+        self._ready = None
+
+
+def trains(kind: Callable[[], Model]) -> Callable[[], Objects]:
+    return lambda: {"model": kind(), "data": {"position": 0}, "own": random.Random(7)}
+
+
+def train_step(objects: Objects) -> None:
+    """Uses everything: both shared generators, one of its own, the position."""
+    objects["data"]["position"] += 1
+    noise = random.random() + np.random.random() + objects["own"].random()
+    objects["model"].train(objects["data"]["position"] + noise)
+
+
+def shared() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize("as_function", [True, False])
+def test_a_sound_training_passes(as_function: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returns, and leaves the shared generators, the objects, the signals and the scheduler's report alone."""
+    monkeypatch.setenv("MIZZEN_REPORT", str(tmp_path / "report"))
+    make = trains(Model)
+    objects = make()
+    handler, before = signal.getsignal(signal.SIGTERM), shared()
+    verify_resume(train_step, make if as_function else objects, steps=5)
+    assert shared() == before and signal.getsignal(signal.SIGTERM) is handler
+    assert objects["data"] == {"position": 0} and not objects["model"].weights.any()
+    assert not list(tmp_path.iterdir())
+
+
+def test_state_that_is_not_saved_is_found() -> None:
+    """Averages that are missing change the weights at the next step: these are named, and by how much they differ."""
+    with pytest.raises(ResumeError) as caught:
+        verify_resume(train_step, trains(Forgetful))
+    assert (caught.value.path, caught.value.step) == ("model/weights", 1)
+    text = str(caught.value)
+    assert "differs 1 step after the restore, first at model/weights: 5 of 5 elements differ, by" in text
+    assert "not part of the state" in text
+
+
+def test_state_that_comes_back_otherwise_is_found_at_once() -> None:
+    """Weights that are rounded at a load differ before any step."""
+    found = r"right after the restore, first at model/weights: .* elements differ"
+    with pytest.raises(ResumeError, match=found) as caught:
+        verify_resume(train_step, trains(Rounding))
+    assert (caught.value.path, caught.value.step) == ("model/weights", 0)
+
+
+def test_an_entry_deep_in_the_state_is_named_by_its_path() -> None:
+    """Keys of all levels are in the path, and what the difference is."""
+
+    class Reset(Model):
+        def load_state_dict(self, state: Objects) -> None:
+            super().load_state_dict(state)
+            self.optimizer["state"][0]["exp_avg"][2] += 0.5
+
+    with pytest.raises(ResumeError, match=r"1 of 5 elements differ, by 0\.5 at most") as caught:
+        verify_resume(train_step, trains(Reset))
+    assert caught.value.path == "model/optimizer/state/0/exp_avg"
+
+
+def test_prefetched_batches() -> None:
+    """The position behind the batch in use is sound; the one behind all that is prepared loses batches."""
+
+    def step(objects: Objects) -> None:
+        objects["model"].train(objects["batches"].next())
+
+    def make(sound: bool) -> Callable[[], Objects]:
+        return lambda: {"model": Model(), "batches": Batches(sound)}
+
+    verify_resume(step, make(True))
+    verify_resume(step, make(True)())
+    for state in (make(False), make(False)()):
+        with pytest.raises(ResumeError, match=r"first at model/weights: .*\(and [0-9]+ more, in .*batches") as caught:
+            verify_resume(step, state)
+        assert caught.value.step == 1
+
+
+def test_a_generator_that_is_not_tracked_is_found() -> None:
+    """A generator of its own that goes on elsewhere gives other numbers after the restore."""
+
+    class Noisy(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise = random.Random(3)
+
+        def train(self, batch: float) -> None:
+            super().train(batch + self.noise.random())
+
+    with pytest.raises(ResumeError, match="after the restore, first at model/weights"):
+        verify_resume(train_step, trains(Noisy))
+
+
+def test_more_draws_of_the_shared_generator_are_found() -> None:
+    """What draws only at a start changes the shared generator, which is part of the state."""
+
+    def step(objects: Objects) -> None:
+        if not hasattr(objects["model"], "begun"):
+            objects["model"].begun = random.random()
+
+    with pytest.raises(ResumeError) as caught:
+        verify_resume(step, trains(Model))
+    assert caught.value.path.startswith("rng/python") and caught.value.step == 1
+
+
+def test_a_step_that_uses_other_objects_is_told() -> None:
+    """A step that trains what it has from elsewhere leaves the copy as it was restored."""
+    elsewhere = trains(Model)()
+
+    def step(_: Objects) -> None:
+        train_step(elsewhere)
+
+    made = iter([elsewhere, trains(Model)()])
+    with pytest.raises(ResumeError, match="did not change at all: does train_step use the objects that it is given"):
+        verify_resume(step, lambda: next(made))
+
+
+def test_a_later_step_is_compared_too() -> None:
+    """What differs only at the third step passes with two, and is found with three."""
+
+    class Late(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def train(self, batch: float) -> None:
+            self.calls += 1
+            super().train(0 if self.calls == 4 else batch)
+
+    verify_resume(train_step, trains(Late), steps=2)
+    with pytest.raises(ResumeError, match="differs 3 steps after the restore"):
+        verify_resume(train_step, trains(Late), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((train_step, trains(Model)), {"steps": 0}, ValueError, "steps=0: must be a whole number, 1 or more"),
+        ((train_step, trains(Model)), {"before": -1}, ValueError, "before=-1: must be a whole number, 0 or more"),
+        ((train_step, trains(Model)), {"steps": 1.5}, ValueError, "steps=1.5"),
+        ((lambda: None, trains(Model)), {}, TypeError, r"train_step must take the dict of objects"),
+        ((train_step, {"lock": {"a": threading.Lock()}}), {}, StateError, "cannot be copied .* give a function"),
+        ((train_step, {"pair": (lambda: 1, lambda _: None)}), {}, StateError, "a pair of functions cannot be copied"),
+        ((train_step, {"number": 3}), {}, StateError, "part 'number': builtins.int cannot be tracked"),
+        ((lambda _: None, {"data": {"a": object()}}), {}, StateError, "part 'data' at a: builtins.object is not"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(arguments: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """Numbers out of range, objects that cannot be copied, tracked or stored, and a step that takes nothing."""
+    with pytest.raises(error, match=message):
+        verify_resume(*arguments, **options)
+
+
+def test_the_same_objects_twice_are_refused() -> None:
+    """A function that gives the same objects again would compare a training with itself."""
+    objects = trains(Model)()
+    with pytest.raises(StateError, match="'model' is the same object in both copies"):
+        verify_resume(train_step, lambda: objects)
+
+
+def test_an_error_of_a_step_says_in_which_training() -> None:
+    """It is raised as it is, with a note."""
+
+    def fails(objects: Objects) -> None:
+        train_step(objects)
+        if objects["data"]["position"] == 3:
+            raise OSError("no more data")
+
+    with pytest.raises(OSError, match="no more data") as caught:
+        verify_resume(fails, trains(Model))
+    assert caught.value.__notes__ == ["in the training that goes on, at step 3"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (float("nan"), float("nan"), []), (0.0, -0.0, ["p"]), (1, 1.0, []), (True, 1, ["p"]), (2, 5, ["p"]),
+        ({"a": 1}, {"b": 1}, ["p/a", "p/b"]), ([1, 2], [1], ["p"]), ((1,), [1], ["p"]), (b"a", bytearray(b"a"), []),
+        (b"a", b"b", ["p"]), (np.array([np.nan]), np.array([np.nan]), []), (np.arange(3), np.arange(3.0), ["p"]),
+        (np.zeros(3), np.zeros((3, 1)), ["p"]), (np.zeros(2), -np.zeros(2), ["p"]), (1 + 2j, 1 + 3j, ["p"]),
+        (Pickled([1]), Pickled([1]), []), (Pickled([1]), Pickled([2]), ["p"]), ("x", "y", ["p"]), (None, 0, ["p"]),
+        (np.array([1 + 1j]), np.array([1 + 2j]), ["p"]), (np.array([True]), np.array([False]), ["p"]),
+    ],
+)  # fmt: skip
+def test_values_are_compared_bit_by_bit(left: Any, right: Any, expected: list[str]) -> None:
+    """Of floats and arrays each bit counts; of dicts each key; what differs is said."""
+    found = list(differences.between({"p": left}, {"p": right}))
+    assert [one.path for one in found] == expected
+    assert all(one.how for one in found)
