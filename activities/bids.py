@@ -88,7 +88,7 @@ def placement_request(entry: Queued, ask: Ask, enemies: frozenset[str] = frozens
     jobs = ask.jobs
     if entry.gpu_types is not None:
         jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, entry.gpu_types, strict=True))
-    return PlacementRequest(entry.workload, entry.rank, jobs, enemies)
+    return PlacementRequest(entry.workload, entry.rank, jobs, enemies, frozenset(entry.displaces))
 
 
 def evictors(session: Session, workloads: Mapping[str, object] | Sequence[str]) -> dict[str, frozenset[str]]:

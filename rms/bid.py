@@ -24,7 +24,16 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
 
     The plan is for all jobs or there is none; it uses what is free and what its victims hold, and none of the victims
     can be dropped from it. Victims are listed by id. The same region in any order gives the same bid.
+
+    What the request displaces counts as over-quota, so it is evicted before others of its rank.
     """
+    if not request.displaces:
+        return _bid(planner, request)
+    with planner.region.demoted(request.displaces, request.rank):
+        return _bid(planner, request)
+
+
+def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     region = planner.region
     spared = planner.begin(request)
     with undoing(region) as undo:

@@ -4,7 +4,7 @@ It follows MAST 4.3 step by step on machine ids and dictionaries, tries every cl
 asks "does the job fit?" by trying to place it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
@@ -51,6 +51,8 @@ class _Choice:
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """The region's bid, as `rms.bid.bid` documents it."""
+    running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
+    snapshot = replace(snapshot, running=tuple(running))
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
     if lacking:
         reasons = [
@@ -92,6 +94,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
 
     choices, victims = _without_unneeded(snapshot, choices, victims)
     return Bid(request.workload, snapshot.region, _plan(snapshot, request, choices, victims))
+
+
+def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
+    return workload.id in request.displaces and workload.rank > request.rank
 
 
 # --------------------------------------------------------------------------------------- what is free, and where

@@ -109,7 +109,8 @@ class Passes:
                 job if job.gpu_types == types else replace(job, gpu_types=types)
                 for job, types in zip(life.workload.jobs, ranked.gpu_types, strict=True)
             )
-            request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies))
+            displaces = frozenset(ranked.displaces)
+            request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies), displaces)
             waited_s = now_s - life.waits_since_s
             entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
             lives.append(life)
@@ -119,6 +120,8 @@ class Passes:
         ):
             if outcome.plan is not None:
                 stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
+                # Those have another rank now: others may evict them.
+                self.news |= not entry.request.displaces.issubset(outcome.plan.victims)
             elif not life.enemies and entry.request.jobs == life.workload.jobs and len(entry.request.jobs) == 1:
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)
         return refused
