@@ -205,7 +205,7 @@ class PlacementRequest:
     rank: int
     jobs: tuple[JobRequest, ...]
     may_not_evict: frozenset[str] = frozenset()
-    """Workloads that evicted this one before: two never evict each other in turn."""
+    """Workloads whose evictions led to this one's, with no change from outside since (`auction.immunity`)."""
     displaces: frozenset[str] = frozenset()
     """Less important workloads of its tenant that its award makes over-quota: in its plan they are so already."""
 

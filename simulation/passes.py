@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from auction.entry import Entry
+from auction.immunity import immune_to
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.engine import Standing
@@ -110,7 +111,7 @@ class Passes:
                 for job, types in zip(life.workload.jobs, ranked.gpu_types, strict=True)
             )
             displaces = frozenset(ranked.displaces)
-            request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies), displaces)
+            request = PlacementRequest(life.id, ranked.rank, jobs, immune_to(life.id, stage.evictors), displaces)
             waited_s = now_s - life.waits_since_s
             entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
             lives.append(life)
@@ -122,6 +123,10 @@ class Passes:
                 stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
                 # Those have another rank now: others may evict them.
                 self.news |= not entry.request.displaces.issubset(outcome.plan.victims)
-            elif not life.enemies and entry.request.jobs == life.workload.jobs and len(entry.request.jobs) == 1:
+            elif (
+                not entry.request.may_not_evict
+                and entry.request.jobs == life.workload.jobs
+                and len(entry.request.jobs) == 1
+            ):
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)
         return refused
