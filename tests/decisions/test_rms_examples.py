@@ -164,8 +164,8 @@ def test_who_may_not_be_evicted(victim: RunningWorkload, asking: PlacementReques
     assert answer.reasons[0].detail["evictable"] == 0
 
 
-def test_two_workloads_never_evict_each_other() -> None:
-    """After `first` was evicted by `second`, not even a rise above it lets `first` evict `second`."""
+def test_who_is_immune_is_not_evicted() -> None:
+    """While `second`, which evicted `first`, is immune to it, not even a rise above it lets `first` evict `second`."""
     place = [machine("m", used=8)]
     second = bid(region(place, [running("first", ("m", 8), rank=8)]), request(gpu_job(1, 8), rank=5))
     assert _plan(second).victims == ("first",)
@@ -383,6 +383,22 @@ def test_spanning_is_the_last_resort() -> None:
     assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ())
     plan = _plan(bid(_two_clusters(used=8), request(replace(gpu_job(2, 8), span_clusters=True))))
     assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ("low",))
+
+
+def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
+    """Where one cluster costs a victim of level 4 and several only one of level 7 a gang spans; at equal cost not."""
+    machines = [
+        machine("a1", cluster="a"),
+        machine("a2", used=8, cluster="a"),
+        machine("b1", used=8, cluster="b"),
+    ]
+    wide = replace(gpu_job(2, 8), span_clusters=True)
+    for rank, victim, cluster in ((7, "less", "a+b"), (4, "more", "a"), (3, "more", "a")):
+        holders = [running("more", ("a2", 8), rank=4), running("less", ("b1", 8), rank=rank)]
+        plan = _plan(bid(region(machines, holders), request(wide, rank=1)))
+        assert (plan.victims, plan.jobs[0].cluster) == ((victim,), cluster)
+    plain = _plan(bid(region(machines, holders[:1]), request(gpu_job(2, 8), rank=1)))
+    assert plain.victims == ("more",)
 
 
 def test_what_it_displaces_goes_first() -> None:
