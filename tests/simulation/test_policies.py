@@ -1,12 +1,14 @@
 """Policies on fleets so small that the outcome is known by hand."""
 
+from math import inf
+
 import pytest
 
 from domain.scheduling import TenantState
 from infra.errors import ConfigurationError
 from simulation.policies import POLICIES, policies
 from simulation.workloads import Workload
-from tests.simulation.worlds import happenings, machines, scenario, tenant, when, where, workload
+from tests.simulation.worlds import SURE, happenings, machines, scenario, tenant, when, where, workload
 
 
 def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
@@ -173,6 +175,34 @@ def test_policies_by_name() -> None:
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in POLICIES if p != "fifo")]
     with pytest.raises(ConfigurationError, match="--policy best: must be of global, global-joint, federated"):
         policies(["best"])
+
+
+@pytest.mark.parametrize("over_quota", [False, True])
+def test_a_large_gang_does_not_starve_behind_a_stream_of_small_work(over_quota: bool) -> None:
+    """By default a gang that has waited an hour keeps what frees up: it starts once what runs then has ended.
+
+    So does an over-quota gang among over-quota work.
+    """
+    small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600) for k in range(150)]
+    gang = workload("gang", 8, 1000, 100, tasks=2)
+    tenants = [tenant("vision", a100=0 if over_quota else 1000)]
+    seen = happenings(scenario(machines("east", 2), [*small, gang], tenants))[1]
+    assert when(seen, "awarded")["gang"] <= 1000 + 3600 + 3600 + 300
+    never = SURE.model_copy(update={"reserve_after_s": inf})
+    seen = happenings(scenario(machines("east", 2), [*small, gang], tenants, never))[1]
+    assert when(seen, "awarded")["gang"] > 30_000
+
+
+def test_an_over_quota_gang_reserves_after_all_within_quota() -> None:
+    """It keeps nothing from work within quota, however long it has waited."""
+    small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600, tenant="nlp") for k in range(100)]
+    gang = workload("gang", 8, 1000, 100, tasks=2)
+    tenants = [tenant("nlp", a100=1000), tenant("vision", a100=0)]
+    with_gang, without = (
+        when(happenings(scenario(machines("east", 2), work, tenants))[1], "awarded") for work in ([*small, gang], small)
+    )
+    assert with_gang["gang"] > 20_000
+    assert {name: at_s for name, at_s in with_gang.items() if name != "gang"} == without
 
 
 def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
