@@ -183,10 +183,12 @@ class AuctionActivities:
                     result.rebids = market.stats.rebids - before.rebids
                 placed = [outcome.bid for outcome in outcomes]
                 result.awarded += done.count
+                settled = _settled(placed, done)
                 if done.count:
                     with transaction(self._engine) as session:
                         outbox.wake_readers(session)
-                settled = _settled(placed, done)
+                        if _lets_others_evict(todo[:settled], placed):
+                            outbox.wake_scheduler(session)
                 last |= {outcome.workload: outcome for outcome in outcomes[: settled + 1]}
                 waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]
                 if done.verdict is None:
@@ -287,6 +289,14 @@ def _candidates(
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
             yield awards.Candidate(outcome.bid.plan, a.entry.rank, a.ask.jobs, outcome.bid.victim_attempts)
+
+
+def _lets_others_evict(settled: Sequence[Asked], placed: Sequence[Bid | None]) -> bool:
+    """Whether an award has made workloads over-quota that it did not evict: only the next scan gives them that rank."""
+    return any(
+        bid is not None and bid.plan is not None and not a.request.displaces.issubset(bid.plan.victims)
+        for a, bid in zip(settled, placed, strict=False)
+    )
 
 
 def _settled(placed: Sequence[Bid | None], done: awards.Awarded) -> int:

@@ -1,6 +1,7 @@
 """A region's bids: its answer to each workload of a batch, against one state of its columns (MAST 4.3)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
 
@@ -15,6 +16,7 @@ from activities.held import Held
 from activities.order import Entry as Queued
 from activities.order import batch
 from auction.entry import Entry
+from auction.immunity import immune_to
 from domain.ask import Ask, ask_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
@@ -36,7 +38,7 @@ _ASKS = text(
     " from workload as w join tenant as t on t.name = w.tenant"
     " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
-_EVICTORS = text("select victim, evictor from eviction where victim = any(:ids)")
+_EVICTIONS = text("select victim, evictor from eviction where change = newest_outside_change()")
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
     asks, said = dict[str, Ask](), dict[str, tuple[float, int]]()
     for workload, ask, at_s, level in rows:
         asks[workload], said[workload] = ask_of(ask), (at_s, level)
-    enemies = evictors(session, asks)
+    evictors = newest_evictors(session)
     replicas = ready_replicas(session, {t for ask in asks.values() for t in ask.tables})
     return [
         Asked(
             e,
             asks[e.workload],
-            placement_request(e, asks[e.workload], enemies[e.workload]),
+            placement_request(e, asks[e.workload], immune_to(e.workload, evictors)),
             replicas,
             *said[e.workload],
         )
@@ -80,23 +82,23 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
     ]
 
 
-def placement_request(entry: Queued, ask: Ask, enemies: frozenset[str] = frozenset()) -> PlacementRequest:
+def placement_request(entry: Queued, ask: Ask, immune: frozenset[str] = frozenset()) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 
-    `enemies` are those that evicted it before.
+    `immune` are those that it may not evict.
     """
     jobs = ask.jobs
     if entry.gpu_types is not None:
         jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, entry.gpu_types, strict=True))
-    return PlacementRequest(entry.workload, entry.rank, jobs, enemies)
+    return PlacementRequest(entry.workload, entry.rank, jobs, immune, frozenset(entry.displaces))
 
 
-def evictors(session: Session, workloads: Mapping[str, object] | Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each of `workloads`, those that evicted it before."""
-    out: dict[str, set[str]] = {workload: set() for workload in workloads}
-    for victim, evictor in session.execute(_EVICTORS, {"ids": list(out)}):
+def newest_evictors(session: Session) -> dict[str, set[str]]:
+    """By workload, those that evicted it since the last submission, end, or change of a level or quota."""
+    out: dict[str, set[str]] = defaultdict(set)
+    for victim, evictor in session.execute(_EVICTIONS):
         out[victim].add(evictor)
-    return {workload: frozenset(found) for workload, found in out.items()}
+    return out
 
 
 def closed(planner: Planner, asked: Asked) -> Bid:

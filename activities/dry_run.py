@@ -49,7 +49,7 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest, left_out: Mappin
             ranked = _own(scan)
         finally:
             held.queue.put_workloads([own._replace(ask=None)])
-        entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason)
+        entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
         asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s, level)
         shut = closed_to(held, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = entries([asked], held.regions.keys() - left_out.keys(), held.now_s)

@@ -27,17 +27,20 @@ class Entry:
     """For each job, the GPU types on which its tenant has quota for it; None: all that it asked for."""
     reason: Reason | None
     """Why it is over-quota, if it is."""
+    displaces: tuple[str, ...] = ()
+    """Less important placed workloads of its tenant that its award makes over-quota."""
 
     def to_json(self) -> list[Any]:
-        """As a region reads it."""
-        return [self.workload, self.rank, self.gpu_types, self.reason.to_json() if self.reason else None]
+        """As a region reads it. What few entries have is at the end and left out of the others, as before it came."""
+        body = [self.workload, self.rank, self.gpu_types, self.reason.to_json() if self.reason else None]
+        return [*body, self.displaces] if self.displaces else body
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "Entry":
         """What `to_json` gave."""
-        workload, rank, types, reason = body
+        workload, rank, types, reason, *displaces = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
-        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None)
+        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, *map(tuple, displaces))
 
 
 class Order:
@@ -58,7 +61,7 @@ class Order:
             ranked = self._scan.ranked(row)
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
-            found.append(Entry(ranked.id, ranked.rank, narrowed, ranked.reason))
+            found.append(Entry(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
         return found
 
     def published(self) -> published.Queue:
@@ -84,9 +87,10 @@ class Order:
 
 def _kept(queue: Queue) -> Queue:
     kept = Queue()
-    kept.tenants, kept.gangs, kept.pending = queue.tenants, queue.gangs, Rows()
-    kept.pending.at_s, kept.pending.id = queue.pending.at_s.copy(), queue.pending.id.copy()
-    kept.pending.columns = {name: np.copy(column) for name, column in queue.pending.columns.items()}
+    kept.tenants, kept.gangs, kept.pending, kept.placed = queue.tenants, queue.gangs, Rows(), Rows()
+    for own, rows in ((kept.pending, queue.pending), (kept.placed, queue.placed)):
+        own.at_s, own.id = rows.at_s.copy(), rows.id.copy()
+        own.columns = {name: np.copy(column) for name, column in rows.columns.items()}
     return kept
 
 

@@ -8,7 +8,6 @@ from math import inf
 from auction.desk import Desk
 from auction.entry import Entry, Outcome, Stats
 from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
-from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from rms.award import Award, StalePlan
@@ -34,7 +33,10 @@ class Options:
     joint_budget: float = 1.0
     """CP-SAT's deterministic time for one head, about seconds."""
     reserve_after_s: float = inf
-    """A workload within its quota that has waited longer reserves what it needs as it frees up."""
+    """A workload that has waited longer reserves what it needs as it frees up.
+
+    A region is reserved once in a pass, in queue order: for over-quota workloads only what those within quota leave.
+    """
 
 
 class Market:
@@ -146,7 +148,7 @@ class Market:
         if won is not None:
             self.stats.awards += 1
             return Outcome(entry.request.workload, won[0], bids)
-        if entry.waited_s <= self._options.reserve_after_s or entry.request.rank == OVER_QUOTA_RANK:
+        if entry.waited_s <= self._options.reserve_after_s:
             return Outcome(entry.request.workload, None, bids)
         return self._reserve(entry, bids)
 

@@ -121,6 +121,8 @@ class Ranked:
     """For each job, the GPU types on which it may be placed: within its tenant's quota where it is within-quota."""
     reason: Reason | None
     """Why it is over-quota, if it is."""
+    displaces: tuple[str, ...] = ()
+    """Less important placed workloads of its tenant, by id, that its award makes over-quota."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,9 @@ class PlacementRequest:
     rank: int
     jobs: tuple[JobRequest, ...]
     may_not_evict: frozenset[str] = frozenset()
-    """Workloads that evicted this one before: two never evict each other in turn."""
+    """Workloads whose evictions led to this one's, with no change from outside since (`auction.immunity`)."""
+    displaces: frozenset[str] = frozenset()
+    """Less important workloads of its tenant that its award makes over-quota: in its plan they are so already."""
 
 
 @dataclass(frozen=True)

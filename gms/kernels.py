@@ -29,43 +29,89 @@ def walk_placed(
     tenant: I4, wish: I1, holding: I4, holdings: Held,
     level: I1, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
 ) -> I1:  # fmt: skip
-    """Ranks of placed workloads, given oldest award first; `used_*` becomes what those within quota use.
+    """Ranks of placed workloads, given oldest award first: each tenant's highest level is judged first.
 
-    Shapes: `quota_gpus` and `used_gpus` are (tenants, types); `quota_cpus` is -1 where there is no limit.
+    `used_*` becomes what those within quota use. Shapes: `quota_gpus` and `used_gpus` are (tenants, types);
+    `quota_cpus` is -1 where there is no limit.
     """
     cpus, at, gpu_type, gpus = holdings
     ranks = np.empty(tenant.size, np.int8)
     for row in range(tenant.size):
-        t, h = tenant[row], holding[row]
-        fits = quota_cpus[t] < 0 or used_cpus[t] + cpus[h] <= quota_cpus[t]
-        for k in range(at[h], at[h + 1]):
-            fits = fits and used_gpus[t, gpu_type[k]] + gpus[k] <= quota_gpus[t, gpu_type[k]]
-        if not fits:
-            ranks[row] = 8
-            continue
-        used_cpus[t] += cpus[h]
-        for k in range(at[h], at[h + 1]):
-            used_gpus[t, gpu_type[k]] += gpus[k]
-        ranks[row] = max(level[t], wish[row])
+        ranks[row] = max(level[tenant[row]], wish[row])
+    for here in range(1, 8):
+        for row in range(tenant.size):
+            if ranks[row] != here:
+                continue
+            t, h = tenant[row], holding[row]
+            if _holding_fits(t, h, holdings, quota_cpus, quota_gpus, used_cpus, used_gpus):
+                used_cpus[t] += cpus[h]
+                for k in range(at[h], at[h + 1]):
+                    used_gpus[t, gpu_type[k]] += gpus[k]
+            else:
+                ranks[row] = 8
     return ranks
 
 
 @compiled
+def _holding_fits(t: int, h: int, holdings: Held, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8) -> bool:
+    """Whether a tenant has quota left for a holding."""
+    cpus, at, gpu_type, gpus = holdings
+    fits = cpus[h] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[h] <= quota_cpus[t]
+    for k in range(at[h], at[h + 1]):
+        fits = fits and used_gpus[t, gpu_type[k]] + gpus[k] <= quota_gpus[t, gpu_type[k]]
+    return fits
+
+
+@compiled
+def displaced(
+    t: int, its_level: int, below: int, tenant: I4, wish: I1, placed_rank: I1, holding: I4, holdings: Held,
+    quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
+) -> I4:  # fmt: skip
+    """A tenant's placed rows of levels after `below` that are within quota, and for which there is none left then.
+
+    Quotas and `used_*` are that tenant's alone, shapes (1,) and (1, types); `used_*` is what is counted before those
+    rows, and is changed on the way.
+    """
+    cpus, at, gpu_type, gpus = holdings
+    out = np.empty(tenant.size, np.int32)
+    found = 0
+    for here in range(below + 1, 8):
+        for row in range(tenant.size):
+            if tenant[row] != t or max(its_level, wish[row]) != here:
+                continue
+            h = holding[row]
+            if _holding_fits(0, h, holdings, quota_cpus, quota_gpus, used_cpus, used_gpus):
+                used_cpus[0] += cpus[h]
+                for k in range(at[h], at[h + 1]):
+                    used_gpus[0, gpu_type[k]] += gpus[k]
+            elif placed_rank[row] == here:
+                out[found] = row
+                found += 1
+    return out[:found]
+
+
+@compiled
 def walk_pending(
+    placed_tenant: I4, placed_rank: I1, holding: I4, holdings: Held,
     tenant: I4, submitted_at_s: F8, wish: I1, held: B1, gang: I4, demand: Demand,
-    level: I1, fair: F8, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
+    level: I1, fair: F8, quota_cpus: I8, quota_gpus: I8, total_cpus: I8, total_gpus: I8,
     now_s: float, w_age: float, age_cap_s: float,
-) -> tuple[I1, F8, I4, I4, I2, I8, I8]:  # fmt: skip
+) -> tuple[I1, F8, I4, I4, I2, I8, I8, I8]:  # fmt: skip
     """Rank and credit of pending workloads, given in the order (submitted, id).
 
     That is the order of credit within each tenant, and no other tenant's workloads matter to it, so one pass over all
-    tenants together judges each tenant's in the order of their credit.
+    tenants together for each level judges each tenant's in the order of (level, credit). Each is judged by what its
+    tenant's placed workloads of its level and above use, and the pending ones before it. `total_*` is what all placed
+    workloads within quota use (`walk_placed`), and is changed on the way.
 
     Returns columns by row: rank (0: held), credit, where its picked types begin (`NO_PICK`: all); the picked types (the
-    index in each job's list, in the order of the jobs); and for those over quota the resource that lacks (a type's
-    number, or the number of types for CPUs), what of it is used and what is needed. `used_*` is changed on the way.
+    index in each job's list, in the order of the jobs); for those over quota the resource that lacks (a type's
+    number, or the number of types for CPUs), what of it is used and what is needed. The last one is about those that
+    are within quota only because less important placed work is counted after them, shape (them, 2 + types): the row,
+    then the CPUs and GPUs that are used up to it, its own included.
     """
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
+    held_cpus, held_at, held_type, held_gpus = holdings
     n, types = tenant.size, quota_gpus.shape[1]
     rank = np.zeros(n, np.int8)
     credit = np.empty(n, np.float64)
@@ -76,63 +122,93 @@ def walk_pending(
     used = np.zeros(n, np.int64)
     needed = np.zeros(n, np.int64)
     need = np.zeros(types, np.int64)
+    used_cpus, used_gpus = np.zeros_like(total_cpus), np.zeros_like(total_gpus)
+    displacing = np.empty((16, 2 + types), np.int64)
+    displace = 0
+    waiting = np.zeros(9, np.int64)
     for row in range(n):
-        t, g = tenant[row], gang[row]
+        t = tenant[row]
         age_s = min(max(now_s - submitted_at_s[row], 0.0), age_cap_s)
         credit[row] = w_age * age_s + fair[t]
-        if held[row]:
-            continue
-        has_cpus = quota_cpus[t] < 0 or used_cpus[t] + cpus[g] <= quota_cpus[t]
-        fits = has_cpus
-        for k in range(envelope_at[g], envelope_at[g + 1]):
-            fits = fits and used_gpus[t, envelope_type[k]] + envelope_gpus[k] <= quota_gpus[t, envelope_type[k]]
-        if fits:
-            used_cpus[t] += cpus[g]
-            for k in range(envelope_at[g], envelope_at[g + 1]):
-                used_gpus[t, envelope_type[k]] += envelope_gpus[k]
+        if not held[row]:
             rank[row] = max(level[t], wish[row])
-            continue
-        # Not all types: for each job in turn the first of its types with quota left after the jobs before it.
-        jobs = job_at[g + 1] - job_at[g]
-        if picked + jobs > picks.size:
-            larger = np.empty(2 * picks.size + jobs, np.int32)
-            for k in range(picked):  # A slice would have numba compile the check of shapes and its message: a second.
-                larger[k] = picks[k]
-            picks = larger
-        without = -1
-        for j in range(jobs):
-            job = job_at[g] + j
-            picks[picked + j] = 0
-            if job_gpus[job] == 0:
+            waiting[rank[row]] += 1
+    for here in range(1, 8):
+        for row in range(placed_tenant.size):
+            if placed_rank[row] == here:
+                t, h = placed_tenant[row], holding[row]
+                used_cpus[t] += held_cpus[h]
+                for k in range(held_at[h], held_at[h + 1]):
+                    used_gpus[t, held_type[k]] += held_gpus[k]
+        for row in range(n if waiting[here] else 0):
+            if rank[row] != here:
                 continue
-            found = False
-            for k in range(type_at[job], type_at[job + 1]):
-                kind = type_of[k]
-                if used_gpus[t, kind] + need[kind] + job_gpus[job] <= quota_gpus[t, kind]:
-                    need[kind] += job_gpus[job]
-                    picks[picked + j] = k - type_at[job]
-                    found = True
-                    break
-            if not found:
-                without = job
-                break
-        if without >= 0:
-            kind = type_of[type_at[without]]
-            lacks[row], used[row], needed[row] = kind, used_gpus[t, kind], need[kind] + job_gpus[without]
-            rank[row] = 8
-        elif not has_cpus:
-            lacks[row], used[row], needed[row] = types, used_cpus[t], cpus[g]
-            rank[row] = 8
-        else:
-            used_cpus[t] += cpus[g]
+            t, g = tenant[row], gang[row]
+            has_cpus = cpus[g] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[g] <= quota_cpus[t]
+            fits = has_cpus
             for k in range(envelope_at[g], envelope_at[g + 1]):
-                used_gpus[t, envelope_type[k]] += need[envelope_type[k]]
-            pick_at[row] = picked
-            picked += jobs
-            rank[row] = max(level[t], wish[row])
-        for k in range(envelope_at[g], envelope_at[g + 1]):
-            need[envelope_type[k]] = 0
-    return rank, credit, pick_at, picks[:picked].copy(), lacks, used, needed
+                fits = fits and used_gpus[t, envelope_type[k]] + envelope_gpus[k] <= quota_gpus[t, envelope_type[k]]
+            if fits:
+                for k in range(envelope_at[g], envelope_at[g + 1]):
+                    need[envelope_type[k]] = envelope_gpus[k]
+            else:
+                # Not all types: for each job in turn the first of its types with quota left after the jobs before it.
+                jobs = job_at[g + 1] - job_at[g]
+                if picked + jobs > picks.size:
+                    larger = np.empty(2 * picks.size + jobs, np.int32)
+                    for k in range(picked):  # A slice would have numba compile the check of shapes: a second.
+                        larger[k] = picks[k]
+                    picks = larger
+                without = -1
+                for j in range(jobs):
+                    job = job_at[g] + j
+                    picks[picked + j] = 0
+                    if job_gpus[job] == 0:
+                        continue
+                    found = False
+                    for k in range(type_at[job], type_at[job + 1]):
+                        kind = type_of[k]
+                        if used_gpus[t, kind] + need[kind] + job_gpus[job] <= quota_gpus[t, kind]:
+                            need[kind] += job_gpus[job]
+                            picks[picked + j] = k - type_at[job]
+                            found = True
+                            break
+                    if not found:
+                        without = job
+                        break
+                if without >= 0:
+                    kind = type_of[type_at[without]]
+                    lacks[row], used[row], needed[row] = kind, used_gpus[t, kind], need[kind] + job_gpus[without]
+                    rank[row] = 8
+                elif not has_cpus:
+                    lacks[row], used[row], needed[row] = types, used_cpus[t], cpus[g]
+                    rank[row] = 8
+                else:
+                    pick_at[row] = picked
+                    picked += jobs
+            if rank[row] == here:
+                used_cpus[t] += cpus[g]
+                total_cpus[t] += cpus[g]
+                displaces = cpus[g] > 0 and 0 <= quota_cpus[t] < total_cpus[t]
+                for k in range(envelope_at[g], envelope_at[g + 1]):
+                    kind = envelope_type[k]
+                    used_gpus[t, kind] += need[kind]
+                    total_gpus[t, kind] += need[kind]
+                    displaces = displaces or (need[kind] > 0 and total_gpus[t, kind] > quota_gpus[t, kind])
+                if displaces:
+                    if displace == len(displacing):
+                        more = np.empty((2 * displace, 2 + types), np.int64)
+                        for i in range(displace):
+                            for k in range(2 + types):
+                                more[i, k] = displacing[i, k]
+                        displacing = more
+                    displacing[displace, 0], displacing[displace, 1] = row, used_cpus[t]
+                    for kind in range(types):
+                        displacing[displace, 2 + kind] = used_gpus[t, kind]
+                    displace += 1
+            for k in range(envelope_at[g], envelope_at[g + 1]):
+                need[envelope_type[k]] = 0
+    return rank, credit, pick_at, picks[:picked].copy(), lacks, used, needed, displacing[:displace].copy()
 
 
 @compiled

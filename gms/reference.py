@@ -1,13 +1,13 @@
 """The plain scan pass: what `gms.scan` must equal, for tests and benches only.
 
-It follows MAST 4.2 step by step over all tenants together: credits, then the placed workloads, then the pending ones in
-the order of their credit.
+It follows MAST 4.2 step by step over all tenants together: ranks of what is placed, credits, then level by level the
+pending workloads in the order of their credit.
 """
 
 from math import fsum
 
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import JobRequest, QueuedWorkload, QueueSnapshot, Ranked, ScanResult, TenantState
+from domain.scheduling import JobRequest, PlacedWorkload, QueuedWorkload, QueueSnapshot, Ranked, ScanResult, TenantState
 
 _CPUS = "cpus"
 _Amounts = dict[str, int]
@@ -24,17 +24,18 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
     for name in [w.tenant for w in snapshot.placed] + [w.tenant for w in snapshot.pending]:
         if name not in tenants:
             raise ValueError(f"unknown tenant {name!r}")
-    used: dict[str, _Amounts] = {name: {} for name in tenants}
+    everything: list[PlacedWorkload | QueuedWorkload] = [*snapshot.placed, *snapshot.pending]
+    levels = {w.id: max(tenants[w.tenant].level, w.level_wish or 1) for w in everything}
+    total: dict[str, _Amounts] = {name: {} for name in tenants}
 
+    in_order = sorted(snapshot.placed, key=lambda w: (levels[w.id], w.awarded_at_s, w.id))
     placed_ranks = {}
-    for placed in sorted(snapshot.placed, key=lambda w: (w.awarded_at_s, w.id)):
-        tenant = tenants[placed.tenant]
-        need = {**placed.gpus, _CPUS: placed.cpus_milli}
-        if _blocking(tenant, used[tenant.name], need):
+    for placed in in_order:
+        if _blocking(tenants[placed.tenant], total[placed.tenant], _held(placed)):
             placed_ranks[placed.id] = 8
         else:
-            _add(used[tenant.name], need)
-            placed_ranks[placed.id] = max(tenant.level, placed.level_wish or 1)
+            _add(total[placed.tenant], _held(placed))
+            placed_ranks[placed.id] = levels[placed.id]
 
     average = _average(snapshot)
     credited = [(_credit(snapshot, tenants[w.tenant], average, w), w) for w in snapshot.pending if not w.held]
@@ -42,14 +43,45 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
 
     queue = []
     submitted = {}
-    for credit, workload in credited:
-        tenant = tenants[workload.tenant]
-        types, reason = _judge(tenant, used[tenant.name], workload.jobs)
-        level = 7 if reason else max(tenant.level, workload.level_wish or 1)
-        queue.append(Ranked(workload.id, 8 if reason else level, level, reason is not None, credit, types, reason))
-        submitted[workload.id] = workload.submitted_at_s
+    used: dict[str, _Amounts] = {name: {} for name in tenants}
+    for level in range(1, 8):
+        for placed in in_order:
+            if placed_ranks[placed.id] == level:
+                _add(used[placed.tenant], _held(placed))
+        for credit, workload in credited:
+            if levels[workload.id] != level:
+                continue
+            tenant = tenants[workload.tenant]
+            types, need, reason = _judge(tenant, used[tenant.name], workload.jobs)
+            displaced: list[str] = []
+            if reason is None:
+                _add(used[tenant.name], need)
+                if _blocking(tenant, total[tenant.name], need):
+                    own = [p for p in in_order if p.tenant == tenant.name and level < levels[p.id]]
+                    left = _without_quota(tenant, used[tenant.name], own)
+                    displaced = [id_ for id_ in left if placed_ranks[id_] < 8]
+                _add(total[tenant.name], need)
+            rank, shown = (8, 7) if reason else (level, level)
+            over = reason is not None
+            queue.append(Ranked(workload.id, rank, shown, over, credit, types, reason, tuple(sorted(displaced))))
+            submitted[workload.id] = workload.submitted_at_s
     queue.sort(key=lambda ranked: (ranked.rank, -ranked.credit, submitted[ranked.id], ranked.id))
     return ScanResult(tuple(queue), placed_ranks)
+
+
+def _held(placed: PlacedWorkload) -> _Amounts:
+    return {**placed.gpus, _CPUS: placed.cpus_milli}
+
+
+def _without_quota(tenant: TenantState, used: _Amounts, placed: list[PlacedWorkload]) -> list[str]:
+    """Those for which the tenant has no quota left, one after another, where so much is used before them."""
+    used, out = dict(used), []
+    for workload in placed:
+        if _blocking(tenant, used, _held(workload)):
+            out.append(workload.id)
+        else:
+            _add(used, _held(workload))
+    return out
 
 
 def _average(snapshot: QueueSnapshot) -> float:
@@ -85,8 +117,8 @@ def _add(used: _Amounts, need: _Amounts) -> None:
 
 def _judge(
     tenant: TenantState, used: _Amounts, jobs: tuple[JobRequest, ...]
-) -> tuple[tuple[tuple[str, ...], ...], Reason | None]:
-    """The types on which the jobs may be placed, and why the workload is over-quota; counts it if it is not."""
+) -> tuple[tuple[tuple[str, ...], ...], _Amounts, Reason | None]:
+    """The types on which the jobs may be placed, what that needs, and why the workload is over-quota, if it is."""
     every_type = tuple(job.gpu_types for job in jobs)
     cpus = sum(job.tasks * job.cpus_milli_per_task for job in jobs)
 
@@ -94,8 +126,7 @@ def _judge(
     for gpu_type in {t for types in every_type for t in types}:
         need[gpu_type] = sum(job.tasks * job.gpus_per_task for job in jobs if gpu_type in job.gpu_types)
     if not _blocking(tenant, used, need):
-        _add(used, need)
-        return every_type, None
+        return every_type, need, None
 
     need = {}
     restricted: list[tuple[str, ...]] = []
@@ -112,13 +143,12 @@ def _judge(
         else:
             first = job.gpu_types[0]
             numbers = (used.get(first, 0), tenant.quota_gpus.get(first, 0), need.get(first, 0) + slots)
-            return every_type, _exceeded(tenant, first, *numbers)
+            return every_type, need, _exceeded(tenant, first, *numbers)
     need[_CPUS] = cpus
     if _blocking(tenant, used, need):
         milli = (used.get(_CPUS, 0), tenant.quota_cpus_milli or 0, cpus)
-        return every_type, _exceeded(tenant, _CPUS, *(amount / 1000 for amount in milli))
-    _add(used, need)
-    return tuple(restricted), None
+        return every_type, need, _exceeded(tenant, _CPUS, *(amount / 1000 for amount in milli))
+    return tuple(restricted), need, None
 
 
 def _exceeded(tenant: TenantState, resource: str, used: float, quota: float, needs: float) -> Reason:

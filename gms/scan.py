@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult
 from gms import kernels
 from gms.columns import Queue
 from gms.credit import average_share, fair_credit
+from gms.demand import Held
 
 UNLIMITED = -1
 
@@ -32,6 +34,10 @@ class Scan:
     lacks: npt.NDArray[np.int16]
     used: npt.NDArray[np.int64]
     needed: npt.NDArray[np.int64]
+    _quota_cpus: npt.NDArray[np.int64]
+    _quota_gpus: npt.NDArray[np.int64]
+    _displacing: npt.NDArray[np.int64]
+    _holdings: Held
 
     def __iter__(self) -> Iterator[Ranked]:
         """All pending workloads in queue order."""
@@ -54,7 +60,26 @@ class Scan:
             float(self.credit[row]),
             types,
             self._reason(row) if over else None,
+            self._displaces(row),
         )
+
+    @cached_property
+    def _displacing_at(self) -> dict[int, int]:
+        """By the row of a pending workload that displaces placed ones, where it is in `_displacing`."""
+        return {row: place for place, row in enumerate(self._displacing[:, 0].tolist())}
+
+    def _displaces(self, row: int) -> tuple[str, ...]:
+        place = self._displacing_at.get(row)
+        if place is None:
+            return ()
+        placed, t = self.queue.placed.columns, int(self.queue.pending.columns["tenant"][row])
+        used = self._displacing[place, 1:].copy()
+        rows = kernels.displaced(
+            t, self.queue.tenants[t].level, int(self.rank[row]), placed["tenant"], placed["wish"], self.placed_rank,
+            placed["wants"], self._holdings, self._quota_cpus[t : t + 1], self._quota_gpus[t : t + 1],
+            used[:1], used[None, 1:],
+        )  # fmt: skip
+        return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
@@ -87,11 +112,16 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
 def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
     """Ranks everything that is pending or placed.
 
-    For each tenant, first what is placed, oldest award first, then what is pending, most credit first. Whatever fits
-    what is left of the tenant's quota counts against it and takes the tenant's level, or its own wish if that is
-    lower; anything else is over-quota, counts for nothing, and a later, smaller one may still fit. That holds for
-    placed workloads too: one that does not fit is over-quota, and those awarded after it are each judged by what the
-    ones within quota left. No decision depends on another tenant's, except through the credit.
+    A tenant's quota goes to its most important level first; a workload's level is its tenant's, or its own wish if that
+    is lower. Within a level it goes to what is placed first, oldest award first, then to what is pending, most credit
+    first. Whatever fits what is left of the quota counts against it and takes its level as its rank; anything else is
+    over-quota, counts for nothing, and a later, smaller one may still fit. No decision depends on another tenant's,
+    except through the credit.
+
+    What is placed is judged without what is pending: it loses its rank only when something more important of its
+    tenant is awarded. So a pending workload is judged by what is placed of its level and above and by what is pending
+    before it, and may be within quota only because less important placed work is counted after it. `Ranked.displaces`
+    is that work as far as it will be over-quota once the pending workload, and those before it, are awarded.
 
     A workload that may run on several GPU types counts against all of them until it is placed: its *envelope*. So
     whatever type RMS picks, the tenant never exceeds its quota with within-quota workloads. Where the envelope is too
@@ -112,18 +142,23 @@ def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
     level = np.array([t.level for t in tenants], np.int8)
     average = average_share(t for t in tenants if t.name)
     fair = np.array([fair_credit(weights, t.window_share, average) for t in tenants], np.float64)
-    used_cpus, used_gpus = np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus)
+    total_cpus, total_gpus = np.zeros(len(tenants), np.int64), np.zeros_like(quota_gpus)
     placed, pending = queue.placed.columns, queue.pending.columns
+    holdings = queue.holdings.held
     placed_rank = kernels.walk_placed(
-        placed["tenant"], placed["wish"], placed["wants"], queue.holdings.held,
-        level, quota_cpus, quota_gpus, used_cpus, used_gpus,
+        placed["tenant"], placed["wish"], placed["wants"], holdings,
+        level, quota_cpus, quota_gpus, total_cpus, total_gpus,
     )  # fmt: skip
-    rank, credit, pick_at, picks, lacks, used, needed = kernels.walk_pending(
+    rank, credit, pick_at, picks, lacks, used, needed, displacing = kernels.walk_pending(
+        placed["tenant"], placed_rank, placed["wants"], holdings,
         pending["tenant"], queue.pending.at_s, pending["wish"], pending["held"], pending["wants"], queue.gangs.demand,
-        level, fair, quota_cpus, quota_gpus, used_cpus, used_gpus, now_s, weights.w_age, weights.age_cap_s,
+        level, fair, quota_cpus, quota_gpus, total_cpus, total_gpus, now_s, weights.w_age, weights.age_cap_s,
     )  # fmt: skip
     order = kernels.order_queue(rank, credit)
-    return Scan(queue, order, rank, credit, placed_rank, pick_at, picks, lacks, used, needed)
+    return Scan(
+        queue, order, rank, credit, placed_rank, pick_at, picks, lacks, used, needed, quota_cpus, quota_gpus,
+        displacing, holdings,
+    )  # fmt: skip
 
 
 def _cores(cpus_milli: int) -> float:

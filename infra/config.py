@@ -161,7 +161,7 @@ class SchedulerSettings(_Section):
     joint: bool = False
     """Whether regions for the queue's head are chosen together where one at a time leaves somebody out (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)
-    """A workload within its quota that has waited longer reserves what it needs as it frees up."""
+    """A workload that has waited longer reserves what it needs as it frees up."""
 
 
 class BucketSettings(_Section):

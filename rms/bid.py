@@ -1,17 +1,11 @@
 """A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or the reasons for none."""
 
-from math import inf
-
-import numpy as np
-
-from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, PlanQuality, RegionSnapshot
+from rms.compare import cost
 from rms.gang import SEVERAL, GangPlan, JobPlan, Planner, Stuck, undoing
 from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
-
-_NO_VICTIMS = (0,) * OVER_QUOTA_RANK
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
@@ -24,7 +18,16 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
 
     The plan is for all jobs or there is none; it uses what is free and what its victims hold, and none of the victims
     can be dropped from it. Victims are listed by id. The same region in any order gives the same bid.
+
+    What the request displaces counts as over-quota, so it is evicted before others of its rank.
     """
+    if not request.displaces:
+        return _bid(planner, request)
+    with planner.region.demoted(request.displaces, request.rank):
+        return _bid(planner, request)
+
+
+def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     region = planner.region
     spared = planner.begin(request)
     with undoing(region) as undo:
@@ -51,12 +54,7 @@ def _placement(region: Region, plan: JobPlan) -> JobPlacement:
 
 
 def _quality(region: Region, plan: GangPlan) -> PlanQuality:
-    victims, holders = list(plan.victims), region.holders
-    by_rank, lost_gpu_ms, youngest_s = _NO_VICTIMS, 0, -inf
-    if victims:
-        by_rank = tuple(np.bincount(holders.rank[victims], minlength=OVER_QUOTA_RANK + 1)[1:].tolist())
-        lost_gpu_ms = int(holders.lost_gpu_ms[victims].sum())
-        youngest_s = float(holders.started_at_s[victims].max())
+    by_rank, lost_gpu_ms, youngest_s = cost(region.holders, plan.victims)
     return PlanQuality(
         by_rank,
         lost_gpu_ms / 1000,

@@ -8,6 +8,7 @@ import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
+from rms.compare import cost
 from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Need, Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
@@ -74,7 +75,7 @@ class Planner:
         self._lacking: dict[tuple[JobRequest, ...], tuple[JobRequest, ...]] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
-        """Holders that the request may not evict whatever their rank: protected, on the way out, or its evictors."""
+        """Holders that the request may not evict whatever their rank: protected, on the way out, or immune to it."""
         self._fit()
         holders, self._has_enemies = self.region.holders, False
         spared = ~holders.evictable
@@ -178,22 +179,26 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
+        """The job's best plan with victims: in one cluster, or in several if it may and that costs less."""
         if not self.evictable:
             return None
         region, need, types = self.region, need_of(job), self.region.type_numbers(job)
         best, cluster, count, racks, victims = plan_evicting(
             region.machines, region.holders, spared, rank, need, types, self._out, self._choice, self._memo(job, rank)
         )
-        rows = None
-        if best == NOWHERE and job.span_clusters:
-            machines, holders, rows = merged(region)
-            best, _, count, racks, victims = plan_evicting(
-                machines, holders, spared, rank, need, types, self._out, self._choice, Memo.of(len(types), 1)
-            )
-            cluster = SEVERAL
+        alone = None if best == NOWHERE else self._plan(job, best, cluster, count, racks, victims)
+        if not job.span_clusters:
+            return alone
+        machines, holders, rows = merged(region)
+        best, _, count, racks, victims = plan_evicting(
+            machines, holders, spared, rank, need, types, self._out, self._choice, Memo.of(len(types), 1)
+        )
         if best == NOWHERE:
-            return None
-        return self._plan(job, best, cluster, count, racks, tuple(self._choice.best[:victims].tolist()), rows)
+            return alone
+        several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
+        if alone is not None and cost(region.holders, alone.victims) <= cost(region.holders, several.victims):
+            return alone
+        return several
 
     def _memo(self, job: JobRequest, rank: int) -> Memo:
         """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
@@ -212,14 +217,15 @@ class Planner:
         self._memos.clear()
 
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: tuple[int, ...] = (),
+        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: int = 0,
         rows: I4 | None = None,
     ) -> JobPlan:  # fmt: skip
         where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
         if rows is not None:
             where = rows[where]
         order = np.argsort(self.region.machines.by_id[where])
-        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, victims)
+        evicted = tuple(self._choice.best[:victims].tolist())
+        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, evicted)
 
 
 class Undo:

@@ -180,6 +180,13 @@ class HolderTable:
             self._unlist(number, workload)
             self._list(number, workload)
 
+    def rerank(self, number: int, rank: int) -> None:
+        """Lists a holder under another rank; what it holds, and its `RunningWorkload`, stay as they are."""
+        leave(self.columns, self._kind, self._clusters[number], number)
+        self.columns.rank[number] = rank
+        enter(self.columns, self._kind, self._clusters[number], number)
+        self._touch(number)
+
     def refresh(self, now_s: float) -> None:
         """Makes the columns that change with time what they are at a moment."""
         evictable = self._free_from_s <= now_s

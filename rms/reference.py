@@ -4,7 +4,7 @@ It follows MAST 4.3 step by step on machine ids and dictionaries, tries every cl
 asks "does the job fit?" by trying to place it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
@@ -51,6 +51,8 @@ class _Choice:
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """The region's bid, as `rms.bid.bid` documents it."""
+    running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
+    snapshot = replace(snapshot, running=tuple(running))
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
     if lacking:
         reasons = [
@@ -74,15 +76,14 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
         options: list[_Choice] = []
-        # Free in one cluster, free in several, by evictions in one, by evictions in several.
+        # What is free first, then by evictions; each in one cluster or in several.
         for others in ([], candidates):
-            for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
-                for place in places if not options else ():
-                    chosen = _victims_for(job, place, free, others)
-                    if chosen is not None:
-                        spread = _place_job(job, place, _release(free, chosen))
-                        assert spread is not None
-                        options.append(_Choice(job, place, spread, tuple(chosen)))
+            for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
+                chosen = _victims_for(job, place, free, others)
+                if chosen is not None:
+                    spread = _place_job(job, place, _release(free, chosen))
+                    assert spread is not None
+                    options.append(_Choice(job, place, spread, tuple(chosen)))
         if not options:
             return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
         best = min(options, key=lambda option: _criteria(snapshot, option))
@@ -92,6 +93,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
 
     choices, victims = _without_unneeded(snapshot, choices, victims)
     return Bid(request.workload, snapshot.region, _plan(snapshot, request, choices, victims))
+
+
+def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
+    return workload.id in request.displaces and workload.rank > request.rank
 
 
 # --------------------------------------------------------------------------------------- what is free, and where
@@ -299,6 +304,7 @@ def _criteria(snapshot: RegionSnapshot, option: _Choice) -> tuple[object, ...]:
         len(option.victims),
         sum(_lost_gpu_ms(snapshot, v) for v in option.victims),
         max((v.started_at_s for v in option.victims), default=-inf),
+        not option.place.cluster,
         option.place.preference,
         _count_racks(snapshot, option),
         len(option.spread),

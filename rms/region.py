@@ -1,10 +1,12 @@
 """A region as columns, kept up to date from its change log: its machines, and who holds what on them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
 from rms.arrays import I4, I8
 from rms.holders import Holders, HolderTable
@@ -96,6 +98,20 @@ class Region:
             machines = [self._layout.machine(self._layout.row_of[m]) for m in stay]
             self._lay_out((*machines, *self._arrived.values()), tuple(self.running_workloads()))
         self._holders.refresh(now_s)
+
+    @contextmanager
+    def demoted(self, workloads: Iterable[str], below: int) -> Iterator[None]:
+        """Those of `workloads` that are here, with ranks after `below`, count as over-quota while the block runs."""
+        numbers = [n for n in map(self.number, workloads) if n is not None and self.holders.rank[n] > below]
+        before, version = [(n, int(self.holders.rank[n])) for n in numbers], self.machines.version.copy()
+        for number in numbers:
+            self._holders.rerank(number, OVER_QUOTA_RANK)
+        try:
+            yield
+        finally:
+            for number, rank in before:
+                self._holders.rerank(number, rank)
+            self.machines.version[:] = version  # All is as it was.
 
     def judge_losses(self) -> None:
         """Makes the holders' `lost_gpu_ms` that of the moment: only who may evict asks for it."""

@@ -1,8 +1,7 @@
 """A region as though all of its clusters were one, for jobs whose tasks may run in several (MAST 4.6 cannot).
 
-The last resort: it is looked at only for a job that no single cluster can take, first as things are and then with
-evictions. So the columns are laid out anew each time, which costs about as much as a few bids, and nothing has to be
-kept up to date for it.
+It is looked at only for a job that no single cluster can take as things are, again with evictions. So the columns are
+laid out anew each time, which costs about as much as a few bids, and nothing has to be kept up to date for it.
 """
 
 import numpy as np

@@ -60,8 +60,6 @@ class Life:
     victims: set[int] = field(default_factory=set)
     """Those that still hold some of its slots."""
     evictor: int | None = None
-    enemies: set[str] = field(default_factory=set)
-    """Who evicted it before: it never evicts them in turn."""
 
     @property
     def id(self) -> str:

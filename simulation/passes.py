@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from auction.entry import Entry
+from auction.immunity import immune_to
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.engine import Standing
@@ -75,30 +76,34 @@ class Passes:
         left = np.arange(len(standing.order))
         while len(left):
             batch, left = left[: self._settings.batch], left[self._settings.batch :]
-            refused = self._ask(now_s, standing, batch)
-            left = left[may_reserve[left] | ~np.isin(keys[left], keys[refused])]
+            refused, reserved = self._ask(now_s, standing, batch)
+            hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
+            alike = np.isin(keys[left], keys[refused])
+            left = left[~alike | (may_reserve[left] & ~np.isin(keys[left], keys[hopeless]))]
 
     def _in_order(self, now_s: float, standing: Standing) -> None:
         for place in np.argsort(standing.order):
-            if self._ask(now_s, standing, place[None]):
+            if self._ask(now_s, standing, place[None])[0]:
                 return
 
     def _may_reserve(self, now_s: float, standing: Standing) -> npt.NDArray[np.bool_]:
-        """By place in the queue: within quota, and waiting for longer than others may overtake it."""
+        """By place in the queue: waiting for longer than others may overtake it."""
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order), np.bool_)
         since_s = np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
-        late = now_s - since_s > self._settings.reserve_after_s
-        out: npt.NDArray[np.bool_] = late & (standing.rank != OVER_QUOTA_RANK)
-        return out
+        late: npt.NDArray[np.bool_] = now_s - since_s > self._settings.reserve_after_s
+        return late
 
     def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
         """By place in the queue: equal where rank, gang and places are."""
         keys: npt.NDArray[np.int64] = (standing.gang * 9 + standing.rank) << 24
         return keys + self._stage.board.places[standing.order]
 
-    def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> list[int]:
-        """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too."""
+    def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> tuple[list[int], set[int]]:
+        """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too.
+
+        And those that reserved a region.
+        """
         stage = self._stage
         entries: list[Entry] = []
         lives: list[Life] = []
@@ -109,16 +114,26 @@ class Passes:
                 job if job.gpu_types == types else replace(job, gpu_types=types)
                 for job, types in zip(life.workload.jobs, ranked.gpu_types, strict=True)
             )
-            request = PlacementRequest(life.id, ranked.rank, jobs, frozenset(life.enemies))
+            displaces = frozenset(ranked.displaces)
+            request = PlacementRequest(life.id, ranked.rank, jobs, immune_to(life.id, stage.evictors), displaces)
             waited_s = now_s - life.waits_since_s
             entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
             lives.append(life)
-        refused = []
+        refused: list[int] = []
+        reserved: set[int] = set()
         for place, life, entry, outcome in zip(
             batch.tolist(), lives, entries, stage.engine.place(entries), strict=True
         ):
             if outcome.plan is not None:
                 stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
-            elif not life.enemies and entry.request.jobs == life.workload.jobs and len(entry.request.jobs) == 1:
+                # Those have another rank now: others may evict them.
+                self.news |= not entry.request.displaces.issubset(outcome.plan.victims)
+            elif (
+                not entry.request.may_not_evict
+                and entry.request.jobs == life.workload.jobs
+                and len(entry.request.jobs) == 1
+            ):
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)
-        return refused
+            if outcome.reserved is not None:
+                reserved.add(place)
+        return refused, reserved

@@ -11,6 +11,7 @@ from domain.scheduling import CreditWeights, TenantState
 from simulation import result
 from simulation.clock import Clock, Progress
 from simulation.engine import Engine, Production
+from simulation.errors import SimulationError
 from simulation.meter import Meter, ratio
 from simulation.plain import Plain
 from simulation.policies import Machines, Policy, split_by_cluster
@@ -44,11 +45,17 @@ class Scenario:
 
 
 def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
-    """The decision packages, or (`plain`) their references, over a scenario's machines."""
+    """The decision packages, or (`plain`) their references, over a scenario's machines.
+
+    Raises:
+        SimulationError: the references are to make reservations, which they do not know.
+    """
     s = scenario.settings
     machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
     weights = CreditWeights(s.w_age, s.age_cap_s, s.w_fair)
     if plain:
+        if s.reserve_after_s < inf:
+            raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf on the plain references")
         return Plain(machines, weights, policy.may_evict)
     options = Options(joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
     return Production(machines, weights, options)

@@ -1,14 +1,17 @@
 """What a simulation assumes: costs, the clock, objectives, and what is drawn where a trace is silent."""
 
-from math import exp, inf, log
+from math import exp, log
 from statistics import NormalDist
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
 
 LEVELS = range(1, 8)
+LIVE = SchedulerSettings()
+"""What the live scheduler does by default, the simulator does by default."""
 _NORMAL = NormalDist()
 
 
@@ -39,19 +42,20 @@ class Settings(_Part):
     flush_succeeds: float = Field(1.0, ge=0, le=1)
     """The share of evictions in which the checkpoint of the notice is saved within the grace."""
     tick_spacing_s: float = Field(10.0, gt=0)
-    """A change starts a pass at once, but never sooner than this after the pass before."""
-    full_scan_s: float = Field(300.0, gt=0)
+    """A change starts a pass at once, but never sooner than this after the pass before. The live scheduler's pauses are
+    shorter, and follow from how long its passes take."""
+    full_scan_s: float = Field(LIVE.scan_interval_s, gt=0)
     """The longest time between two passes while something waits (MAST 5.4); fair shares are renewed as often."""
-    batch: int = Field(64, ge=1)
+    batch: int = Field(LIVE.batch, ge=1)
     """Workloads from the queue's head that all regions bid on at once."""
-    min_runtime_s: float = Field(120.0, ge=0)
+    min_runtime_s: float = Field(LIVE.min_runtime_s, ge=0)
     """No workload is evicted sooner after its start."""
-    reserve_after_s: float = Field(inf, gt=0)
-    """A within-quota gang that has waited longer reserves a region."""
-    w_age: float = Field(1.0 / 3600, ge=0)
-    age_cap_s: float = Field(7 * 86400.0, ge=0)
-    w_fair: float = Field(10.0, ge=0)
-    fair_window_s: float = Field(86400.0, gt=0)
+    reserve_after_s: float = Field(LIVE.reserve_after_s, ge=0)
+    """A gang that has waited longer reserves what it needs as it frees up; infinity: none does."""
+    w_age: float = Field(LIVE.w_age, ge=0)
+    age_cap_s: float = Field(LIVE.age_cap_s, ge=0)
+    w_fair: float = Field(LIVE.w_fair, ge=0)
+    fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
     objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
     """Level to the longest time from submission or preemption to award; a level that is not there has none."""
     priority_percent: dict[int, float] = Field(

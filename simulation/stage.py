@@ -47,6 +47,8 @@ class Stage:
         self.ledgers = {place: Ledger(states) for place, states in sorted(machines.items())}
         self.lives = numbered(world.workloads)
         self.board = Board(len(self.lives))
+        self.evictors: dict[str, set[str]] = {}
+        """By workload, those that evicted it since the last submission or end (`auction.immunity`)."""
         self.queue: set[int] = set()
         self.finished = 0
         self.pending: list[Change[QueuedWorkload]] = []
@@ -89,6 +91,7 @@ class Stage:
     def arrive(self, at_s: float, life: Life) -> None:
         """A workload is submitted, or was in the queue at the start."""
         w = life.workload
+        self.evictors.clear()
         if self._binding is not None:
             place = self._binding.bind(w)
             life.only = frozenset(() if place is None else (place,))
@@ -145,6 +148,7 @@ class Stage:
         life.phase = Phase.FINISHED
         self.board.holds_all[life.number] = False
         self.finished += 1
+        self.evictors.clear()
         if self._binding is not None:
             self._binding.finished(life.workload)
         self._say(at_s, "finished", life, life.place)
@@ -251,7 +255,7 @@ class Stage:
         victim.phase, victim.evictor, victim.waits_since_s = Phase.EVICTING, evictor.number, at_s
         victim.turn += 1
         self.board.holds_all[victim.number] = False
-        victim.enemies.add(evictor.id)
+        self.evictors.setdefault(victim.id, set()).add(evictor.id)
         self._later(at_s + s.eviction_s, "LEAVE", victim)
         self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
 

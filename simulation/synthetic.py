@@ -1,7 +1,7 @@
 """Scenarios without a trace, from MAST's figures (5.1): for benches, and to try things out."""
 
 import time
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from statistics import NormalDist
 
 from domain.scheduling import JobRequest, MachineState, TenantState
@@ -33,7 +33,7 @@ def synthetic(
     Gangs of more than 8 GPUs are tasks of a machine. Gang sizes (at most half a region) and durations (at most
     `longest_s`) have MAST's quantiles, priorities its distribution. Three tenants have 0.3 of the supply each as quota.
     """
-    settings = Settings()
+    settings = Settings(reserve_after_s=inf)  # The references, with which it is compared, reserve nothing.
     states = {
         f"region-{r}": tuple(
             _machine(r, number, "a100" if number < machines // 2 else "v100") for number in range(machines)

@@ -318,7 +318,7 @@ class Allocation(Base):
 
 
 class Eviction(Base):
-    """Who evicted whom: a victim never evicts its evictor in turn."""
+    """Who evicted whom: who evicted a workload is immune to it until the queue changes from outside."""
 
     __tablename__ = "eviction"
     evictor: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
@@ -326,7 +326,9 @@ class Eviction(Base):
     victim: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
     victim_attempt: Mapped[int]
     at: Mapped[datetime] = mapped_column(server_default=NOW)
-    __table_args__ = (Index("eviction_victim", "victim"),)
+    change: Mapped[int] = mapped_column(server_default=text("newest_outside_change()"))
+    """How often workloads had been submitted or had ended, or levels and quotas had been changed, before it."""
+    __table_args__ = (Index("eviction_victim", "victim"), Index("eviction_change", "change"))
 
 
 # --------------------------------------------------------------------------------------------------------- archives

@@ -286,7 +286,8 @@ class EmbeddedPostgres:
                         f"postgres: the passwords in {self.folder} are not those of the cluster in {self.data};"
                         " restore them from a backup"
                     ) from None
-                if process is not None and process.poll() is not None:
+                # One that was killed is started again by its supervisor.
+                if process is not None and (process.poll() or 0) >= 0 and process.returncode is not None:
                     raise StackError(f"postgres: ended with {process.returncode} at its start") from None
                 if time.monotonic() > deadline:
                     raise StackError(f"postgres: no answer on port {self.port} in {timeout_s:.0f} s: {error}") from None

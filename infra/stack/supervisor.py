@@ -102,6 +102,10 @@ class Child:
             return ""
 
 
+_KILLED_AT_START = 3
+"""So often a part that is killed while it starts is started again."""
+
+
 class Supervisor:
     """A list of children, in the order of their start."""
 
@@ -126,15 +130,23 @@ class Supervisor:
     async def start(self, child: Child) -> None:
         """Starts a child, waits until it is ready, and keeps it running from then on.
 
+        One that is killed meanwhile (by the kernel for want of memory, or by somebody) is started again.
+
         Raises:
-            StackError: it ended, or was not ready in time; with the last lines of its log.
+            StackError: it ended by itself, was killed each time, or was not ready in time; with its log's last lines.
         """
         self.children.append(child)
         self._launch(child)
+        kills = 0
         deadline = time.monotonic() + child.ready_timeout_s
         while child.ready is not None and not await child.ready():
             assert child.process is not None
-            if child.process.poll() is not None:
+            code = child.process.poll()
+            if code is not None and code < 0 and kills < _KILLED_AT_START:
+                kills += 1
+                _log.warning("%s is started again: it was killed by signal %d at its start", child.name, -code)
+                self._launch(child)
+            elif code is not None:
                 raise StackError(f"{child.name}: ended with {child.process.returncode} at its start\n{child.tail()}")
             if time.monotonic() > deadline:
                 raise StackError(f"{child.name}: not ready after {child.ready_timeout_s:.0f} s\n{child.tail()}")

@@ -18,7 +18,7 @@ from domain.protocol import AwardRequest, BidRequest, DryRunRequest
 from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
 from infra.db import published
-from infra.db.logs import RegionBid, Waiting
+from infra.db.logs import Outbox, RegionBid, Waiting
 from infra.db.models import Machine, Tenant, Workload
 from tests.activities import oracle
 from tests.activities.invariants import check
@@ -302,6 +302,68 @@ def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
     assert not told.admitted and told.region is None
     assert {r["code"] for r in told.reasons} == {"no_hardware"}
     assert world.dump() == before
+
+
+def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
+    """Quota goes to the most important level first: in a dry run as in the award, and in what `why` and lists say."""
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    world.tenant("own", level=1, gpus=4)
+    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
+    spec = WorkloadSpec(name="x", tenant="own", jobs=(job(gpus=4),))
+    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
+    assert (told.admitted, told.rank, told.over_quota, told.victims, told.reasons) == (True, 1, False, [sweep], [])
+    urgent, more = world.submit(job(gpus=4), tenant="own"), world.submit(job(gpus=4), tenant="own", level=7)
+    assert world.attempt(sweep).rank == 7
+    world.tick()
+    assert world.evictions() == {(urgent, 1, sweep, 1)}
+    with world.session() as session:
+        found = published.load(session)
+    assert found.find(urgent) is not None and not found.find(urgent).over_quota  # type: ignore[union-attr]
+    assert world.reasons(more)[0]["code"] == "quota_exceeded"
+    world.scan()
+    assert world.attempt(sweep).rank == 8
+    check(world)
+
+
+def test_an_award_evicts_its_own_tenants_work_before_others(world: World) -> None:
+    """Of two sweeps of equal rank that one goes for which its tenant has no quota left; in another process as well."""
+    world.region("r")
+    world.machine("r/c/m1", gpus=4)
+    world.machine("r/c/m2", gpus=4)
+    world.tenant("own", level=1, gpus=4)
+    world.tenant("other", level=1, gpus=4)
+    world.running(job(gpus=4), tenant="other", level=7, ago_s=9000)
+    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
+    urgent = world.submit(job(gpus=4), tenant="own")
+    ticket = world.bid()
+    with world.session() as session:
+        (bids,) = session.scalars(select(RegionBid.bids))
+    assert b'"victims":["' + sweep.encode() + b'"]' in bids
+    world.award(ticket)
+    assert world.evictions() == {(urgent, 1, sweep, 1)}
+
+
+def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> None:
+    """Until it is awarded its tenant's sweep keeps its rank; an award on free machines makes it over-quota at once."""
+    world.region("r")
+    world.machine("r/c/m1", gpus=4)
+    world.tenant("own", level=1, gpus=8)
+    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
+    urgent = world.submit(job(tasks=2, gpus=4), tenant="own")
+    world.tick()
+    world.scan()
+    assert world.attempt(sweep).rank == 7
+    assert world.waiting(urgent) == ["no_hardware r"]
+    world.machine("r/c/m2", gpus=4)
+    world.machine("r/c/m3", gpus=4)
+    world.delivered()
+    assert world.tick().awarded == 1
+    assert world.evictions() == set()
+    with world.session() as session:
+        assert session.scalars(select(Outbox.kind).where(Outbox.delivered_at.is_(None), Outbox.kind == "wake")).all()
+    world.scan()
+    assert world.attempt(sweep).rank == 8
 
 
 def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World) -> None:

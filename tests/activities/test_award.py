@@ -8,13 +8,14 @@ from alembic import command
 from sqlalchemy import select, text
 
 from activities import awards
+from activities.bids import newest_evictors
 from domain.phases import Phase
 from domain.priority import rank_of
 from domain.reported import TaskProgress
 from domain.slots import slots_of_tasks
 from domain.spec import JobSpec, WorkloadSpec
 from infra.db import migrate
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Tenant, Workload
 from tests.activities.invariants import check, check_history
 from tests.activities.world import GIB, Offer, StalePlan, World, job
 
@@ -118,17 +119,56 @@ def test_an_evictor_that_is_cancelled_while_it_waits(fleet: World, first: str) -
     assert fleet.tick().awarded == 2
 
 
-def test_two_workloads_never_evict_each_other_in_turn(fleet: World) -> None:
-    """A victim does not evict its evictor, even where it has the higher priority by now."""
+def test_immunity_ends_with_the_next_change(fleet: World) -> None:
+    """A victim does not evict its evictor, whatever its rank, until something is submitted, ends or changes its level.
+
+    Neither in a bid nor in the award of a plan that was made before.
+    """
     low = fleet.running(job(tasks=2, gpus=4))
     high = fleet.submit(job(tasks=2, gpus=4), tenant="high")
     fleet.tick()
     fleet.release(low, Phase.PREEMPTED)
     fleet.run(high, ago_s=600)
     fleet.alter(Workload, high, level=7)
+    offer = fleet.offer(low)
+    assert offer.candidate.plan.victims == (high,)
+    with fleet.session() as session:
+        session.execute(text("update eviction set change = newest_outside_change()"))  # As if nothing had changed.
+    with pytest.raises(StalePlan):
+        fleet.accept(offer)
     assert fleet.tick().awarded == 0
     assert fleet.waiting(low) == ["insufficient_capacity r"]
-    check(fleet)
+    fleet.submit(job(tasks=5, gpus=4))
+    assert fleet.tick().awarded == 1
+    assert fleet.evictions() == {(high, 1, low, 1), (low, 2, high, 1)}
+
+
+@pytest.mark.parametrize("change", ["submission", "end", "level", "tenant's level", "tenant's quota", "nothing"])
+def test_what_ends_an_immunity(fleet: World, change: str) -> None:
+    """A submission, an end, another level of a workload or a tenant, another quota; no award, start or eviction."""
+    other, low = fleet.submit(job(), tenant="high"), fleet.running(job(gpus=4))
+    fleet.running(job(gpus=3), tenant="high")
+    high = fleet.submit(job(gpus=4), tenant="high")
+    fleet.tick()
+    fleet.release(low, Phase.PREEMPTED)
+    fleet.run(high, ago_s=600)
+    with fleet.session() as session:
+        assert newest_evictors(session) == {low: {high}}
+    match change:
+        case "submission":
+            fleet.submit(job())
+        case "end":
+            fleet.release(other, Phase.CANCELLED)
+        case "level":
+            fleet.alter(Workload, other, level=6)
+        case "tenant's level":
+            fleet.alter(Tenant, "high", level=2)
+        case "tenant's quota":
+            fleet.alter(Tenant, "high", quota_gpus={"a100": 5})
+        case "nothing":
+            fleet.tick()
+    with fleet.session() as session:
+        assert newest_evictors(session) == ({low: {high}} if change == "nothing" else {})
 
 
 # ------------------------------------------------------------------------------------------------------- stale plans

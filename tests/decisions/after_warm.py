@@ -15,6 +15,7 @@ import rms
 from activities.warm import warm
 from auction.entry import Entry
 from auction.market import Market, Options
+from domain.scheduling import PlacedWorkload
 from gms.scan import scan
 from rms.award import award, revoke
 from rms.bid import bid_in
@@ -67,7 +68,7 @@ def main() -> None:
     for seed in range(_SEEDS):
         _decide(seed)
     pending = [queued(f"w{n}", job(1, 1, "a100", "h100"), at_s=float(n % 3)) for n in range(200)]
-    scan(queue([tenant(a100=40)], pending))
+    scan(queue([tenant(a100=40)], pending, [PlacedWorkload("sweep", "vision", 0.0, {"a100": 30}, 0, level_wish=7)]))
     scan(queue([tenant()], []))
     for function, signature in sorted(_loaded() - before):
         print(function, signature)

@@ -96,7 +96,7 @@ _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 
 
 @st.composite
 def requests(draw: st.DrawFn) -> PlacementRequest:
-    """A workload of one to three jobs; it may have been evicted before by `w0` or `w1`."""
+    """A workload of one to three jobs; it may have been evicted before by `w0` or `w1`, and displace `w1` to `w3`."""
     gang = []
     for index in range(draw(st.sampled_from((1, 2, 3)))):
         gpus, types, cpus_milli, gib = draw(st.sampled_from(_SHAPES))
@@ -104,7 +104,9 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     if draw(st.sampled_from((False, False, True))):
         gang = [replace(job, span_clusters=True) for job in gang]
     enemies = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
-    return PlacementRequest("new", draw(st.sampled_from((1, 2, 3, 5, 8))), tuple(gang), frozenset(enemies))
+    displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
+    rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
+    return PlacementRequest("new", rank, tuple(gang), frozenset(enemies), frozenset(displaces))
 
 
 @st.composite
@@ -201,4 +203,6 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     spanning = Random(seed + 1).choice((0, 0, 1, 3))
     gang = [replace(job, span_clusters=index < spanning) for index, job in enumerate(gang)]
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
-    return snapshot, PlacementRequest("new", rng.choice((1, 3, 5)), tuple(gang))
+    rank, chance = rng.choice((1, 3, 5)), Random(seed + 2)
+    displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []
+    return snapshot, PlacementRequest("new", rank, tuple(gang), displaces=frozenset(displaces))

@@ -273,13 +273,22 @@ def test_what_frees_up_is_kept_for_a_large_gang() -> None:
 
 
 def test_without_a_reservation_small_ones_overtake() -> None:
-    """One that has not waited long enough, or is over its quota, keeps nothing."""
-    for entry in (replace(_LARGE, waited_s=3600.0), replace(_LARGE, request=replace(_LARGE.request, rank=8))):
-        market = _market([_half_busy()], Options(reserve_after_s=3600.0))
-        large, slow = market.place([entry, _small("slow")])
-        assert large.plan is None
-        assert large.starts_at_s is None
-        assert slow.plan is not None
+    """One that has not waited long enough keeps nothing."""
+    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
+    large, slow = market.place([replace(_LARGE, waited_s=3600.0), _small("slow")])
+    assert large.plan is None
+    assert large.starts_at_s is None
+    assert slow.plan is not None
+
+
+def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
+    """An over-quota gang keeps a region from others that are over-quota, unless one within quota has reserved it."""
+    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
+    slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
+    first, waits = _market([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
+    assert (first.plan, first.starts_at_s, waits.plan) == (None, _ENDS_S, None)
+    large, second = _market([_half_busy()], Options(reserve_after_s=3600.0)).place([_LARGE, over])
+    assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
 
 
 def test_a_reservation_ends_with_its_pass() -> None:

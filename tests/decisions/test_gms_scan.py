@@ -1,15 +1,16 @@
 """The scan pass: equal to its reference, never beyond a quota, and the rules of MAST 4.2 by example."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from domain.reasons import ReasonCode
-from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked
+from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked, TenantState
 from gms import reference
 from gms.scan import scan
 
@@ -29,25 +30,82 @@ def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
 @settings(PROPERTY, max_examples=200)
 @given(snapshots(), st.data())
 def test_never_over_quota_as_within_quota(snapshot: QueueSnapshot, data: st.DataObject) -> None:
-    """Whatever eligible type each job gets, a tenant's within-quota workloads together stay within its quota."""
+    """What a tenant has placed within quota stays within it, and so does what is pending with all that comes before it.
+
+    Whatever eligible type each job gets. Before it come the tenant's placed workloads of its level and above, and the
+    pending ones of a higher level, or of its level with more credit.
+    """
     result = scan(snapshot)
-    used: dict[str, Counter[str]] = {t.name: Counter() for t in snapshot.tenants}
+    owners = {t.name: t for t in snapshot.tenants}
+    pending, used = {w.id: w for w in snapshot.pending}, defaultdict[str, Counter[str]](Counter)
+    for level in range(1, 8):
+        for placed in (p for p in snapshot.placed if result.placed_ranks[p.id] == level):
+            used[placed.tenant].update({**placed.gpus, "cpus": placed.cpus_milli})
+        for ranked in (r for r in result.queue if r.rank == level):
+            tenant, need = pending[ranked.id].tenant, Counter[str]()
+            for one, types in zip(pending[ranked.id].jobs, ranked.gpu_types, strict=True):
+                if one.gpus:
+                    need[data.draw(st.sampled_from(types))] += one.gpus
+                need["cpus"] += one.cpus_milli
+            used[tenant].update(need)
+            assert all(used[tenant][r] <= _quota(owners[tenant], r) for r, amount in need.items() if amount)
+    held = defaultdict[str, Counter[str]](Counter)
     for placed in snapshot.placed:
         if result.placed_ranks[placed.id] < 8:
-            used[placed.tenant].update(placed.gpus)
-            used[placed.tenant]["cpus"] += placed.cpus_milli
-    pending = {w.id: w for w in snapshot.pending}
-    for ranked in result.queue:
-        if not ranked.over_quota:
-            workload = pending[ranked.id]
-            for one, types in zip(workload.jobs, ranked.gpu_types, strict=True):
-                if one.gpus:
-                    used[workload.tenant][data.draw(st.sampled_from(types))] += one.gpus
-                used[workload.tenant]["cpus"] += one.cpus_milli
-    for owner in snapshot.tenants:
-        for resource, amount in used[owner.name].items():
-            quota = owner.quota_cpus_milli if resource == "cpus" else owner.quota_gpus.get(resource, 0)
-            assert quota is None or amount <= quota
+            held[placed.tenant].update({**placed.gpus, "cpus": placed.cpus_milli})
+    assert all(n <= _quota(owners[name], r) for name, amounts in held.items() for r, n in amounts.items())
+
+
+def _quota(owner: TenantState, resource: str) -> float:
+    if resource == "cpus":
+        return inf if owner.quota_cpus_milli is None else owner.quota_cpus_milli
+    return owner.quota_gpus.get(resource, 0)
+
+
+@settings(PROPERTY, max_examples=150)
+@given(snapshots())
+def test_what_is_pending_changes_no_rank(snapshot: QueueSnapshot) -> None:
+    """Work that is placed has the rank that it would have with nothing in the queue."""
+    assert scan(snapshot).placed_ranks == scan(replace(snapshot, pending=())).placed_ranks
+
+
+def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
+    """The snapshot once a pending workload is placed, on the most preferred of its eligible types."""
+    (own,) = (w for w in snapshot.pending if w.id == ranked.id)
+    gpus = Counter[str]()
+    for one, types in zip(own.jobs, ranked.gpu_types, strict=True):
+        gpus.update({types[0]: one.gpus} if one.gpus else {})
+    cpus_milli = sum(one.cpus_milli for one in own.jobs)
+    placed = PlacedWorkload(own.id, own.tenant, snapshot.now_s, gpus, cpus_milli, own.level_wish)
+    left = tuple(w for w in snapshot.pending if w is not own)
+    return replace(snapshot, pending=left, placed=(*snapshot.placed, placed))
+
+
+@settings(PROPERTY, max_examples=200)
+@given(snapshots())
+def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
+    """The first of a tenant's queue has its rank once it is placed, and just what it displaces is over-quota then."""
+    before, seen = scan(snapshot), set[str]()
+    tenants = {w.id: w.tenant for w in snapshot.pending}
+    for ranked in before.queue:
+        if tenants[ranked.id] in seen or ranked.over_quota:
+            continue
+        seen.add(tenants[ranked.id])
+        after = scan(_award(snapshot, ranked)).placed_ranks
+        assert after[ranked.id] == ranked.rank
+        if all(len(types) < 2 for types in ranked.gpu_types):
+            lost = {id_ for id_, rank in before.placed_ranks.items() if rank < 8 and after[id_] == 8}
+            assert lost == set(ranked.displaces)
+
+
+def test_snapshots_displace() -> None:
+    """What the properties are tried on has work that displaces other work, some of it several at once."""
+    find(
+        snapshots(),
+        lambda snapshot: any(len(r.displaces) > 1 for r in scan(snapshot).queue),
+        settings=settings(PROPERTY, max_examples=5000, phases=[Phase.generate]),
+        random=Random(1),
+    )
 
 
 @settings(PROPERTY, max_examples=150)
@@ -169,15 +227,42 @@ def test_no_use_anywhere_gives_no_fair_share_credit() -> None:
 
 
 def test_the_oldest_award_uses_quota_first() -> None:
-    """Of placed workloads beyond quota those awarded later are over-quota, and a later one that fits is within."""
+    """Of a level beyond quota the workloads awarded later are over-quota; a later one that fits is within."""
     placed = [
-        PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0),
+        PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0, level_wish=5),
         PlacedWorkload("b-late-large", "vision", 20.0, {"a100": 4}, 0, level_wish=5),
         PlacedWorkload("c-early", "vision", 10.0, {"a100": 6}, 0, level_wish=5),
     ]
-    result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1))], placed))
-    assert result.placed_ranks == {"c-early": 5, "b-late-large": 8, "a-late-small": 3}
+    result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1), wish=5)], placed))
+    assert result.placed_ranks == {"c-early": 5, "b-late-large": 8, "a-late-small": 5}
     assert result.queue[0].over_quota
+
+
+def test_quota_goes_to_the_most_important_level_first() -> None:
+    """An urgent workload is within quota though a sweep of its tenant uses all of it; a second sweep is not."""
+    placed = [PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, level_wish=7)]
+    pending = [queued("more", job(1, 1), wish=7, at_s=0.0), queued("urgent", job(1, 8), at_s=900.0)]
+    result = scan(queue([tenant(level=1, a100=8)], pending, placed))
+    assert result.placed_ranks == {"sweep": 7}
+    assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 8, ())]
+    assert str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this needs 1 more"
+
+
+def test_an_award_takes_quota_from_what_is_less_important() -> None:
+    """Of placed workloads those of the most important level use quota first, whenever they were awarded."""
+    placed = [
+        PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, level_wish=7),
+        PlacedWorkload("urgent", "vision", 20.0, {"a100": 4}, 0),
+    ]
+    assert scan(queue([tenant(level=1, a100=8)], [], placed)).placed_ranks == {"urgent": 1, "sweep": 8}
+
+
+def test_only_as_much_is_displaced_as_is_needed() -> None:
+    """Of two sweeps the one awarded last is displaced, where half of the quota is wanted; then both."""
+    placed = [PlacedWorkload(f"sweep{k}", "vision", 10.0 * k, {"a100": 4}, 0, level_wish=7) for k in (1, 2)]
+    pending = [queued("first", job(1, 4), at_s=0.0), queued("second", job(1, 4), at_s=1.0)]
+    result = scan(queue([tenant(level=1, a100=8)], pending, placed))
+    assert [(r.id, r.displaces) for r in result.queue] == [("first", ("sweep2",)), ("second", ("sweep1", "sweep2"))]
 
 
 def test_credit_decides_who_gets_the_quota() -> None:

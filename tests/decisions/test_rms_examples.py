@@ -14,8 +14,9 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
-from rms.bid import bid
+from rms.bid import bid, bid_in
 from rms.compare import best
+from rms.gang import Planner
 from rms.region import Region
 
 from .fleets import GIB, gpu_job, machine, region, request, running
@@ -163,8 +164,8 @@ def test_who_may_not_be_evicted(victim: RunningWorkload, asking: PlacementReques
     assert answer.reasons[0].detail["evictable"] == 0
 
 
-def test_two_workloads_never_evict_each_other() -> None:
-    """After `first` was evicted by `second`, not even a rise above it lets `first` evict `second`."""
+def test_who_is_immune_is_not_evicted() -> None:
+    """While `second`, which evicted `first`, is immune to it, not even a rise above it lets `first` evict `second`."""
     place = [machine("m", used=8)]
     second = bid(region(place, [running("first", ("m", 8), rank=8)]), request(gpu_job(1, 8), rank=5))
     assert _plan(second).victims == ("first",)
@@ -382,3 +383,51 @@ def test_spanning_is_the_last_resort() -> None:
     assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ())
     plan = _plan(bid(_two_clusters(used=8), request(replace(gpu_job(2, 8), span_clusters=True))))
     assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ("low",))
+
+
+def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
+    """Where one cluster costs a victim of level 4 and several only one of level 7 a gang spans; at equal cost not."""
+    machines = [
+        machine("a1", cluster="a"),
+        machine("a2", used=8, cluster="a"),
+        machine("b1", used=8, cluster="b"),
+    ]
+    wide = replace(gpu_job(2, 8), span_clusters=True)
+    for rank, victim, cluster in ((7, "less", "a+b"), (4, "more", "a"), (3, "more", "a")):
+        holders = [running("more", ("a2", 8), rank=4), running("less", ("b1", 8), rank=rank)]
+        plan = _plan(bid(region(machines, holders), request(wide, rank=1)))
+        assert (plan.victims, plan.jobs[0].cluster) == ((victim,), cluster)
+    plain = _plan(bid(region(machines, holders[:1]), request(gpu_job(2, 8), rank=1)))
+    assert plain.victims == ("more",)
+
+
+def test_what_it_displaces_goes_first() -> None:
+    """Of two candidates of one rank the one is evicted that the request displaces, though it lost the tie before.
+
+    Displaced work that the request may not evict by its rank is safe.
+    """
+    machines = [machine("m1", used=8), machine("m2", used=8)]
+    others, own = running("others", ("m1", 8), rank=7), running("own", ("m2", 8), rank=7, started_at_s=500.0)
+    snapshot = region(machines, [others, own])
+    urgent = request(gpu_job(1, 8), rank=1)
+    plain = bid(snapshot, urgent).plan
+    assert plain is not None and plain.victims == ("others",)
+    told = bid(snapshot, replace(urgent, displaces=frozenset({"own", "elsewhere"}))).plan
+    assert told is not None and told.victims == ("own",)
+    assert told.quality.victims_by_rank == (0, 0, 0, 0, 0, 0, 0, 1)
+    assert told.quality.key < plain.quality.key
+    equal = replace(urgent, rank=7, displaces=frozenset({"own"}))
+    assert bid(snapshot, equal).plan is None
+
+
+def test_ranks_are_as_before_once_a_bid_is_made() -> None:
+    """A bid that displaces work leaves the region as it was: the next one finds the same as on a fresh region."""
+    machines = [machine(f"m{k}", used=8) for k in range(3)]
+    holders = [running(f"w{k}", (f"m{k}", 8), rank=4 + k, started_at_s=100.0 * k) for k in range(3)]
+    snapshot = region(machines, holders)
+    planner = Planner(Region.of(snapshot))
+    asked = [request(gpu_job(tasks, 8), rank=rank) for tasks in (1, 2) for rank in (1, 5)]
+    for one in asked * 2:
+        shoving = replace(one, displaces=frozenset({"w0", "w1"}))
+        assert bid_in(planner, shoving) == bid(snapshot, shoving)
+        assert bid_in(planner, one) == bid(snapshot, one)

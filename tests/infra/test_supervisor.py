@@ -5,11 +5,13 @@ import errno
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from infra.errors import StackError
 from infra.pidfds import first_end
-from infra.stack.supervisor import ended
+from infra.stack.supervisor import Child, Supervisor, ended
 
 
 def _refused(pid: int) -> int:
@@ -71,3 +73,25 @@ async def test_whoever_waits_may_be_cancelled() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+async def test_a_part_that_is_killed_at_its_start_is_started_again(tmp_path: Path) -> None:
+    """By a signal, as the kernel kills for want of memory: again, a few times. One that ends by itself is an error."""
+    there = tmp_path / "there"
+
+    async def ready() -> bool:
+        return there.exists()
+
+    def child(script: str) -> Child:
+        return Child("part", ["sh", "-c", script], tmp_path / "log", ready=ready)
+
+    supervisor = Supervisor()
+    await supervisor.start(child(f"echo start >> {tmp_path}/log; [ $(grep -c . {tmp_path}/log) -lt 3 ] && kill -9 $$; "
+                                 f"touch {there}; exec sleep 1000"))  # fmt: skip
+    assert (tmp_path / "log").read_text().split() == ["start"] * 3
+    await supervisor.stop()
+    there.unlink()
+    with pytest.raises(StackError, match="ended with -9 at its start"):
+        await Supervisor().start(child("kill -9 $$"))
+    with pytest.raises(StackError, match="ended with 3 at its start"):
+        await Supervisor().start(child("exit 3"))

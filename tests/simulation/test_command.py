@@ -136,15 +136,14 @@ def test_the_report_needs_nothing_else(files: Path) -> None:
 def test_the_report_shows_policies_that_are_equal(files: Path) -> None:
     """Their lines alternate in their colours and the picture says so; each has its own colour, also in the legend."""
     found = outcome("--policy", "all", "--report", "out.html")
-    alike = [
-        one["policy"] for one in found if one["hourly"]["allocation_rate"] == found[0]["hourly"]["allocation_rate"]
-    ]
-    assert alike == ["global", "global-joint"]
+    (bound,) = (one for one in found if one["policy"] == "federated")
+    alike = [one["policy"] for one in found if one["hourly"]["allocation_rate"] == bound["hourly"]["allocation_rate"]]
+    assert alike == ["federated", "cluster"], "each region has one cluster"
     page = Path("out.html").read_text()
     legend = dict(re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', page))
     assert sorted(legend.values()) == sorted(one["policy"] for one in found)
     figure = re.findall(r"<figure>.*?</figure>", page, re.S)[0]
-    assert "global and global-joint are equal" in figure
+    assert "federated and cluster are equal" in figure
     lines = re.findall(r'<path d="[^"]*"[^>]*style="([^"]*stroke: (#\w+)[^"]*)"', figure)
     for colour in (colour for colour, name in legend.items() if name in alike):
         assert any("stroke-dasharray" in style for style, of in lines if of == colour)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
 from simulation.draws import chance, pick, sample
 from simulation.fleet import SimulatedFleet
@@ -216,3 +217,12 @@ def test_assumptions_are_overridden_by_name() -> None:
     ):
         with pytest.raises(ConfigurationError, match=says):
             override(Settings(), (wrong,))
+
+
+def test_the_simulators_defaults_are_the_live_ones() -> None:
+    """What both have a setting for has one default."""
+    live, simulated = SchedulerSettings().model_dump(), Settings().model_dump()
+    shared = live.keys() & simulated.keys()
+    assert shared >= {"min_runtime_s", "reserve_after_s", "batch", "w_age", "age_cap_s", "w_fair", "fair_window_s"}
+    assert {name: simulated[name] for name in shared} == {name: live[name] for name in shared}
+    assert simulated["full_scan_s"] == live["scan_interval_s"]

@@ -1,15 +1,20 @@
 """The simulator on the decision packages does what it does on the plain references."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from simulation.errors import SimulationError
 from simulation.policies import POLICIES
 from simulation.settings import Settings
 from simulation.synthetic import events_per_s, synthetic
 from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 
-QUICK = Settings(provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5)
+QUICK = Settings(
+    provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
+    reserve_after_s=inf,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"global-joint"}))
@@ -43,6 +48,12 @@ def test_a_synthetic_scenario_is_for_both_engines() -> None:
     assert seen == happenings(scene, plain=True)[1]
     assert fast.meter.total.queued_gpu_s > 0 and max(w.gpus for w in scene.workloads) == 12
     assert all(events_per_s(scene, POLICIES["global"], plain=plain, most=20) > 0 for plain in (False, True))
+
+
+def test_the_references_reserve_nothing() -> None:
+    """Asked to, they say so."""
+    with pytest.raises(SimulationError, match="reserve_after_s: 3600: must be inf on the plain references"):
+        happenings(scenario(machines("east", 1), [workload("w")]), plain=True)
 
 
 def test_who_may_reserve_or_be_gone_in_time_is_asked_for_itself() -> None:

@@ -1,10 +1,14 @@
 """Policies on fleets so small that the outcome is known by hand."""
 
+from math import inf
+
 import pytest
 
+from domain.scheduling import TenantState
 from infra.errors import ConfigurationError
 from simulation.policies import POLICIES, policies
-from tests.simulation.worlds import happenings, machines, scenario, tenant, when, where, workload
+from simulation.workloads import Workload
+from tests.simulation.worlds import SURE, happenings, machines, scenario, tenant, when, where, workload
 
 
 def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
@@ -107,6 +111,55 @@ def test_over_quota_work_runs_and_gives_way() -> None:
     assert run.meter.total.until["award"].judged == {(4, False): 2, (4, True): 2}
 
 
+def _sweep_and_urgent(owner: str) -> tuple[list[Workload], list[TenantState]]:
+    """A sweep of level 7 that uses the whole quota of its tenant, and an hour later an urgent workload of `owner`."""
+    sweep = workload("sweep", level=7, duration_s=360_000)
+    urgent = workload("urgent", level=1, submit_s=3600, duration_s=600, tenant=owner)
+    return [sweep, urgent], [tenant("vision", a100=8), tenant("nlp", a100=8)]
+
+
+@pytest.mark.parametrize("owner", ["vision", "nlp"])
+def test_urgent_work_evicts_its_own_tenants_sweep(owner: str) -> None:
+    """Quota goes to the most important level first: the tenant whose sweep it is makes no difference."""
+    run, seen = happenings(scenario(machines("east", 1), *_sweep_and_urgent(owner)))
+    assert when(seen, "evicted") == {"sweep": 3600}
+    assert when(seen, "awarded")["urgent"] == 3600
+    assert run.meter.total.until["award"].judged == {(1, False): 1}
+
+
+def test_an_award_takes_quota_from_its_own_tenant_only() -> None:
+    """Of two sweeps the urgent workload evicts that of its own tenant, though the other one has run for longer."""
+    work, tenants = _sweep_and_urgent("vision")
+    other = workload("other", level=7, duration_s=360_000, tenant="nlp")
+    work[0] = workload("sweep", level=7, submit_s=100, duration_s=360_000)
+    seen = happenings(scenario(machines("east", 2), [other, *work], tenants))[1]
+    assert when(seen, "evicted") == {"sweep": 3600}
+
+
+def test_what_an_award_made_over_quota_gives_way_at_once() -> None:
+    """An urgent workload found room of its own; its tenant's sweep is over-quota now, and evicted within seconds."""
+    work, tenants = _sweep_and_urgent("vision")
+    short = workload("short", level=7, submit_s=10, duration_s=3590, tenant="nlp")
+    waits = workload("waits", level=7, submit_s=20, duration_s=600, tenant="third")
+    seen = happenings(scenario(machines("east", 2), [*work, short, waits], [*tenants, tenant("third", a100=8)]))[1]
+    assert when(seen, "finished")["short"] == 3600
+    assert when(seen, "awarded")["urgent"] == 3600
+    assert when(seen, "evicted") == {"sweep": 3601}
+    assert when(seen, "awarded")["waits"] == 3601
+
+
+def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank() -> None:
+    """Until it is awarded its tenant's sweep keeps its rank: nobody of level 7 evicts it."""
+    work, tenants = _sweep_and_urgent("vision")
+    gang = workload("urgent", level=1, submit_s=3600, duration_s=600, tasks=2)
+    keeper = workload("keeper", level=1, duration_s=20_000, tenant="nlp")
+    waits = workload("waits", level=7, submit_s=4000, duration_s=600, tenant="third")
+    tenants = [tenant("vision", a100=16), tenants[1], tenant("third", a100=8)]
+    seen = happenings(scenario(machines("east", 2), [work[0], gang, keeper, waits], tenants, until_s=19_000.0))[1]
+    assert when(seen, "awarded") == {"sweep": 0, "keeper": 0}
+    assert when(seen, "evicted") == {}
+
+
 def test_joint_places_two_where_one_at_a_time_places_one() -> None:
     """MAST 4.1: the first workload leaves to the second the only region that could have it."""
     states = machines("east", 1) + machines("west", 1)
@@ -122,6 +175,34 @@ def test_policies_by_name() -> None:
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in POLICIES if p != "fifo")]
     with pytest.raises(ConfigurationError, match="--policy best: must be of global, global-joint, federated"):
         policies(["best"])
+
+
+@pytest.mark.parametrize("over_quota", [False, True])
+def test_a_large_gang_does_not_starve_behind_a_stream_of_small_work(over_quota: bool) -> None:
+    """By default a gang that has waited an hour keeps what frees up: it starts once what runs then has ended.
+
+    So does an over-quota gang among over-quota work.
+    """
+    small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600) for k in range(150)]
+    gang = workload("gang", 8, 1000, 100, tasks=2)
+    tenants = [tenant("vision", a100=0 if over_quota else 1000)]
+    seen = happenings(scenario(machines("east", 2), [*small, gang], tenants))[1]
+    assert when(seen, "awarded")["gang"] <= 1000 + 3600 + 3600 + 300
+    never = SURE.model_copy(update={"reserve_after_s": inf})
+    seen = happenings(scenario(machines("east", 2), [*small, gang], tenants, never))[1]
+    assert when(seen, "awarded")["gang"] > 30_000
+
+
+def test_an_over_quota_gang_reserves_after_all_within_quota() -> None:
+    """It keeps nothing from work within quota, however long it has waited."""
+    small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600, tenant="nlp") for k in range(100)]
+    gang = workload("gang", 8, 1000, 100, tasks=2)
+    tenants = [tenant("nlp", a100=1000), tenant("vision", a100=0)]
+    with_gang, without = (
+        when(happenings(scenario(machines("east", 2), work, tenants))[1], "awarded") for work in ([*small, gang], small)
+    )
+    assert with_gang["gang"] > 20_000
+    assert {name: at_s for name, at_s in with_gang.items() if name != "gang"} == without
 
 
 def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:

@@ -1,0 +1,24 @@
+"""Who is immune to whom: no chain of evictions comes back to where it began before something else has changed.
+
+Ranks follow from what is submitted and placed, from levels and quotas: when these change, a workload may outrank one
+that evicted it. Evictions change what is placed, and so ranks, too: A evicts B, an award makes A over-quota, and B
+would evict A, though nobody asked for anything new. So an eviction counts until the next submission, end of a
+workload, or change of a level or quota. Afterwards ranks alone decide, and a workload that was evicted fares like one
+that was just submitted.
+"""
+
+from collections.abc import Collection, Mapping
+
+
+def immune_to(workload: str, evictors: Mapping[str, Collection[str]]) -> frozenset[str]:
+    """Those that a workload may not evict: who evicted it, who evicted them, and so on.
+
+    `evictors` has by workload who evicted it since the last submission, end, or change of a level or quota.
+    """
+    found: set[str] = set()
+    left = [workload]
+    while left:
+        more = set(evictors.get(left.pop(), ())) - found
+        found |= more
+        left += more
+    return frozenset(found - {workload})

@@ -1,0 +1,119 @@
+"""Evictions never lead back to where they began, and nobody is immune for longer than that needs.
+
+`MIZZEN_LOOP_ROUNDS=10000 pytest tests/simulation/test_loops.py --timeout 0` is the long form; it takes some minutes.
+"""
+
+import os
+import random
+from collections import defaultdict
+
+import pytest
+
+from simulation import passes
+from simulation.run import Scenario
+from simulation.stage import Happened
+from simulation.workloads import Workload
+from tests.simulation.worlds import SURE, happenings, machines, scenario, tenant, when, workload
+
+ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "60"))
+TENANTS = ("nlp", "speech", "vision")
+
+
+PLACES = ("east", "north", "west")
+PATIENT = SURE.model_copy(update={"min_runtime_s": 100.0, "full_scan_s": 50.0})
+
+
+def _restless(seed: int) -> Scenario:
+    """Small machines, tenants short of quota, and work that comes within two minutes, the less important rather first.
+
+    Afterwards protection ends and evicted work comes back, so awards and ranks go on to change with nothing new.
+    """
+    chance = random.Random(seed)
+    states = [m for place in PLACES for m in machines(place, 1, gpus=chance.choice((2, 4, 8)))]
+    tenants = [tenant(name, chance.choice((1, 1, 3)), a100=chance.randint(2, 12)) for name in TENANTS]
+    work = []
+    for k in range(chance.randint(6, 14)):
+        level = chance.choice((1, 2, 2, 4, 5, 7))
+        submit_s = chance.choice((0, 40, 80) if level > 2 else (0, 60, 120))
+        regions = frozenset({chance.choice(PLACES)}) if chance.random() < 0.8 else None
+        gpus, duration_s = chance.randint(1, 8), chance.choice((500, 5000, 5000))
+        work.append(workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions))
+    settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
+    return scenario(states, work, tenants, settings, seed=seed, until_s=1200.0)
+
+
+def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
+    """(when, evictor, victim) of evictions whose victim had brought about, itself or by a chain, one of the evictor.
+
+    What happened before a submission or an end does not count.
+    """
+    victims: dict[str, set[str]] = defaultdict(set)
+    out = []
+    for one in seen:
+        if one.what in ("submitted", "finished"):
+            victims.clear()
+        elif one.what == "evicted":
+            (evictor,) = one.detail
+            reached, left = {one.workload}, [one.workload]
+            while left:
+                left += (more := victims[left.pop()] - reached)
+                reached |= more
+            if evictor in reached:
+                out.append((one.at_s, str(evictor), one.workload))
+            victims[str(evictor)].add(one.workload)
+    return out
+
+
+def test_no_preemption_loops() -> None:
+    """Over many random rounds no eviction is led back to its evictor with no submission and no end between."""
+    evictions = 0
+    for seed in range(ROUNDS):
+        seen = happenings(_restless(seed))[1]
+        assert _loops(seen) == [], f"seed {seed}"
+        evictions += len([one for one in seen if one.what == "evicted"])
+    assert evictions > ROUNDS // 3
+
+
+def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:
+    """Evicted as over-quota work, a workload evicts its evictor as soon as it is within quota and more important."""
+    east, west = frozenset({"east"}), frozenset({"west"})
+    work = [
+        workload("uses-quota", level=1, duration_s=1000, regions=west),
+        workload("important", level=1, submit_s=1, duration_s=500, regions=east),
+        workload("low", level=7, submit_s=100, duration_s=360_000, regions=east, tenant="nlp"),
+    ]
+    tenants = [tenant("vision", a100=8), tenant("nlp", a100=8)]
+    seen = happenings(scenario(machines("east", 1) + machines("west", 1), work, tenants))[1]
+    assert when(seen, "evicted") == {"important": 100, "low": 1000}
+    assert when(seen, "awarded")["important"] == 1000
+
+
+def _unsettled(*more: Workload) -> Scenario:
+    """`a` evicts `b`; then `z`, which has waited for that, evicts `y`, and so `x` takes the quota that `a` was within.
+
+    All of it after the last submission, because `b` and `y` are protected at first.
+    """
+    one, two, three = (frozenset({place}) for place in PLACES)
+    work = [
+        workload("b", 2, 0, 5000, 7, "nlp", regions=two),
+        workload("y", 8, 40, 5000, 2, "vision", regions=one),
+        workload("x", 9, 45, 5000, 2, "vision", regions=three),
+        workload("a", 2, 50, 5000, 5, "vision", regions=two),
+        workload("z", 8, 60, 5000, 1, "speech", regions=one),
+        *more,
+    ]
+    tenants = [tenant("nlp", a100=2), tenant("speech", a100=8), tenant("vision", a100=10)]
+    states = machines("east", 1) + machines("north", 1, gpus=2) + machines("west", 1, gpus=9)
+    return scenario(states, work, tenants, PATIENT, until_s=2000.0)
+
+
+def test_a_loop_that_ranks_allow_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`b` outranks `a`, which evicted it, with nothing new: it waits for the next submission. Ranks alone would not."""
+    seen = happenings(_unsettled())[1]
+    assert set(when(seen, "evicted")) == {"b", "y"} and _loops(seen) == []
+    late = workload("late", 1, 1000, level=7, tenant="nlp", regions=frozenset({"east"}))
+    seen = happenings(_unsettled(late))[1]
+    assert when(seen, "evicted")["a"] == 1000 and _loops(seen) == []
+    monkeypatch.setattr(passes, "immune_to", lambda workload, evictors: frozenset())
+    ((_, evictor, victim),) = _loops(happenings(_unsettled())[1])
+    assert (evictor, victim) == ("b", "a")
