@@ -101,11 +101,11 @@ def test_the_process_ends_after_its_save(tmp_path: Path, kind: str, request: pyt
         f"""
 import mizzen
 checkpointer = mizzen.Checkpointer({root!r}, attempt=1)
-real = checkpointer._writers[0].write
+real = checkpointer._roots.writers[0].write
 def write(*given):
     threading.main_thread().join()
     return real(*given)
-checkpointer._writers[0].write = write
+checkpointer._roots.writers[0].write = write
 checkpointer.save_async(7, {{"raw": bytes(20_000_000), "more": [1, 2]}})
 """,
         **told,

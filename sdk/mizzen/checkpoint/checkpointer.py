@@ -3,9 +3,8 @@
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from mizzen import notices, report
@@ -20,15 +19,14 @@ from mizzen.checkpoint.errors import (
     StateError,
 )
 from mizzen.checkpoint.layout import Encoder
-from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.pressure import Pressure, Wish
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
-from mizzen.checkpoint.tiers import bring_up, open_writers, write
+from mizzen.checkpoint.tiers import Roots, write
 from mizzen.checkpoint.tracking import Tracked
-from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded, Gang, Retention, Writer
+from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded, Gang, Retention
 from mizzen.environment import TaskEnvironment
 from mizzen.objects import checksums
 
@@ -136,13 +134,8 @@ class Checkpointer:
         self.skipped: tuple[Skipped, ...] = ()
         """What the last `load_latest` passed over, newest first, and why."""
         alone = Gang() if not sharded else place
-        self._logs = [Log(open_root(root)) for root in (local, uri) if root is not None]
-        self._given_attempt = attempt
-        self._next_attempt = 1
-        """What is claimed at the first save, where no attempt was given: the one after those that were seen."""
-        self._open = (alone, self.retention, algorithm)
-        self._shard_timeout_s = shard_timeout_s
-        self._writers: list[Writer] = []
+        stores = [open_root(root) for root in (local, uri) if root is not None]
+        self._roots = Roots(stores, attempt, alone, self.retention, algorithm, shard_timeout_s, commits=self.writer)
         self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
         self._agree = agree
         self._tracked = Tracked({})
@@ -151,24 +144,17 @@ class Checkpointer:
         self._snapshot = Snapshot()
         self._saving: Saving | None = None
         self._saved_step: int | None = None
-        self._found: Manifest | None = None
         self._pressure = Pressure()
-        if attempt is not None:
-            self.claim()
-        elif self.writer:
-            for log in self._logs:
-                log.refresh()
-            self._see(self._logs)
 
     @property
     def root(self) -> str:
         """URI of the root."""
-        return self._logs[-1].where
+        return self._roots.logs[-1].where
 
     @property
     def attempt(self) -> int | None:
         """The fencing number; None for a process that has claimed nothing (yet)."""
-        return self._writers[-1].attempt if self._writers else None
+        return self._roots.attempt
 
     def claim(self) -> int:
         """Claim the root, so that no older attempt can commit there any more; the attempt.
@@ -180,17 +166,7 @@ class Checkpointer:
                 claimed it since this one looked.
             CheckpointError: the root cannot be read.
         """
-        if not self._writers:
-            stores = [log.store for log in self._logs]
-            given = self._given_attempt
-            opened = open_writers(
-                stores, given or self._next_attempt, *self._open, commits=self.writer, alone=given is None
-            )
-            self._writers = [replace(writer, shard_timeout_s=self._shard_timeout_s) for writer in opened]
-            self._logs = [writer.log for writer in self._writers]
-            if self._found is not None:
-                bring_up(self._writers, self._found)
-        return self._writers[-1].attempt
+        return self._roots.claim()
 
     @property
     def progress(self) -> MutableMapping[str, Any]:
@@ -318,7 +294,7 @@ class Checkpointer:
         self._settle()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
-        manifest = write(self._writers, step, encoded, own)
+        manifest = write(self._roots.writers, step, encoded, own)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s)
         self._saved(manifest, held_s, held_s)
@@ -364,7 +340,7 @@ class Checkpointer:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
-        self._saving = Saving(step, lambda: write(self._writers, step, encoded, own), ended)
+        self._saving = Saving(step, lambda: write(self._roots.writers, step, encoded, own), ended)
         return self._saving
 
     def wait(self) -> None:
@@ -425,20 +401,13 @@ class Checkpointer:
         report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)
 
     def _newest(self, live: GetLive = lambda _: {}) -> Checkpoint | None:
-        # Read anew, as every other rank and every other start would.
-        logs = [Log(log.store) for log in self._logs]
+        logs = self._roots.unread()
         found, self.skipped = read_latest(logs, self._reader, live)
-        self._see(logs)
+        self._roots.seen(logs)
         return found
 
-    def _see(self, logs: Sequence[Log]) -> None:
-        """Take the attempt after all that are known: who claims one between now and the first save has the root."""
-        self._next_attempt = 1 + max(log.attempt for log in logs)
-
     def _begin(self, found: Checkpoint | None) -> int:
-        self._found = found.manifest if found is not None else None
-        if found is not None and self._writers:
-            bring_up(self._writers, found.manifest)
+        self._roots.loaded(found.manifest if found is not None else None)
         step = found.step if found else 0
         report.loaded(found.step if found else None, len(self.skipped))
         self.cadence.begin(step)
