@@ -34,12 +34,12 @@ def lock(descriptor: int) -> bool | None:
     return True
 
 
-def advise(descriptor: int, advice: str) -> None:
-    """Tell the kernel how a file is used, where it can be told. What a file system does not take fails nothing."""
+def advise(descriptor: int, advice: str, start: int = 0, size_bytes: int = 0) -> None:
+    """Tell the kernel how a range of a file is used (0: to its end). What a file system does not take fails nothing."""
     number = getattr(os, advice, None)
     if number is not None:
         with suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, number)
+            os.posix_fadvise(descriptor, start, size_bytes, number)
 
 
 def abandoned(descriptor: int) -> bool:

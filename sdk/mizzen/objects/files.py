@@ -32,6 +32,8 @@ _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDI
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """A file system without hard links, such as some network mounts of buckets."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_AHEAD_BYTES = 64 << 20
+"""How far ahead of what is read a file is asked for from the disk."""
 _RACES = 100
 """How often a put is tried again whose folder a delete removed under it."""
 
@@ -117,6 +119,8 @@ class FileStore:
         descriptor = self._open(key)
 
         def fetch(into: memoryview, start: int) -> int:
+            # Several threads read at once, not quite in order, from which the kernel takes no hint of its own.
+            advise(descriptor, "POSIX_FADV_WILLNEED", start + _AHEAD_BYTES, len(into))
             filled = 0
             while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
                 filled += got
@@ -124,6 +128,7 @@ class FileStore:
 
         try:
             advise(descriptor, "POSIX_FADV_SEQUENTIAL")
+            advise(descriptor, "POSIX_FADV_WILLNEED", 0, _AHEAD_BYTES)
             yield fetch
         finally:
             os.close(descriptor)
