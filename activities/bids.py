@@ -85,7 +85,7 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
 def placement_request(entry: Queued, ask: Ask, immune: frozenset[str] = frozenset()) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 
-    `immune` are those that it may not evict.
+    `immune` are the workloads that it may not evict.
     """
     jobs = ask.jobs
     if entry.gpu_types is not None:
@@ -94,7 +94,7 @@ def placement_request(entry: Queued, ask: Ask, immune: frozenset[str] = frozense
 
 
 def newest_evictors(session: Session) -> dict[str, set[str]]:
-    """By workload, those that evicted it since the last submission, end, or change of a level or quota."""
+    """By workload, the workloads that evicted it since the last submission, end, or change of a level or quota."""
     out: dict[str, set[str]] = defaultdict(set)
     for victim, evictor in session.execute(_EVICTIONS):
         out[victim].add(evictor)

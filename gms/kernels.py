@@ -105,9 +105,9 @@ def walk_pending(
     workloads within quota use (`walk_placed`), and is changed on the way.
 
     Returns columns by row: rank (0: held), credit, where its picked types begin (`NO_PICK`: all); the picked types (the
-    index in each job's list, in the order of the jobs); for those over quota the resource that lacks (a type's
-    number, or the number of types for CPUs), what of it is used and what is needed. The last one is about those that
-    are within quota only because less important placed work is counted after them, shape (them, 2 + types): the row,
+    index in each job's list, in the order of the jobs); for workloads over quota the resource that lacks (a type's
+    number, or the number of types for CPUs), what of it is used and what is needed. The last one has the workloads that
+    are within quota only because less important placed work is counted after them, shape (n, 2 + types): the row,
     then the CPUs and GPUs that are used up to it, its own included.
     """
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand

@@ -18,10 +18,10 @@ from simulation.stage import Stage
 class Passes:
     """When the next pass is due, and what it does.
 
-    In effect every queued workload is put before the regions in queue order. Those that ask for the same as one that
-    was refused earlier in the pass are not: within a pass nothing is given up, so they would be refused too. (Also with
-    the references, which have no negative cache.) Where gangs that waited long may reserve, those that may are asked
-    whatever was refused, and only who may run as long as the refused one asks for the same.
+    In effect every queued workload is put before the regions in queue order. One with the same demand as another that
+    was refused earlier in the pass is left out: within a pass nothing is given up, and it would be refused too. (Also
+    with the references, which have no negative cache.) A gang that has waited long enough to reserve is left out only
+    where the refused one had the same maximum runtime too.
     """
 
     def __init__(self, stage: Stage) -> None:

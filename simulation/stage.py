@@ -48,7 +48,7 @@ class Stage:
         self.lives = numbered(world.workloads)
         self.board = Board(len(self.lives))
         self.evictors: dict[str, set[str]] = {}
-        """By workload, those that evicted it since the last submission or end (`auction.immunity`)."""
+        """By workload, the workloads that evicted it since the last submission or end (`auction.immunity`)."""
         self.queue: set[int] = set()
         self.finished = 0
         self.pending: list[Change[QueuedWorkload]] = []

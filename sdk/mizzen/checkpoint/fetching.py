@@ -15,12 +15,11 @@ from struct import error as StructError
 from typing import Any
 
 from mizzen.checkpoint import tensorfile
-from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
+from mizzen.checkpoint.errors import CorruptCheckpointError
 from mizzen.checkpoint.log import readable
 from mizzen.checkpoint.manifest import Part
-from mizzen.checkpoint.streaming import stream
-from mizzen.objects import checksums
-from mizzen.objects.store import ObjectStore
+from mizzen.checkpoint.streaming import expected_digest, stream
+from mizzen.objects.store import Fetch, ObjectStore
 from mizzen.objects.workers import Workers
 
 ALIGNED_BYTES = 64
@@ -28,7 +27,7 @@ ALIGNED_BYTES = 64
 
 _PIECE_BYTES = 8 << 20
 _STAGED_BYTES = 2 << 20
-"""Of a piece that is copied on, or only checked."""
+"""Of a piece that is copied on."""
 _DIRECT_BYTES = 256 << 10
 """From here on a tensor is read by itself; smaller ones many at once."""
 _FETCHES = 4
@@ -40,11 +39,11 @@ _MAPPED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _Piece:
-    """A range of a part, and where its bytes go, one view after the other; nowhere: they are only checked."""
+    """A range of a part, and where its bytes go, one view after the other."""
 
     start: int
     size_bytes: int
-    into: Sequence[memoryview] = ()
+    into: Sequence[memoryview]
 
 
 def fetch_part(store: ObjectStore, part: Part) -> memoryview:
@@ -89,9 +88,7 @@ def fetch_tensors(
         try:
             start, metadata, entries = reading.header()
         except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
-            # Of a damaged file the checksum is wrong as well, and says more.
-            reading.read(_pieces(reading.done_bytes, part.size_bytes, _STAGED_BYTES))
-            reading.check()
+            verify_part(store, part)  # Of a damaged file the checksum is wrong as well, and says more.
             raise CorruptCheckpointError(f"{part.key}: its tensors cannot be read: {error!r}") from error
         targets = [target(entry) for entry in entries]
         need = sum(_aligned(e.size_bytes) for e, found in zip(entries, targets, strict=True) if found is None)
@@ -131,11 +128,6 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
-def _pieces(start: int, end: int, most_bytes: int) -> Iterator[_Piece]:
-    for low in range(start, end, most_bytes):
-        yield _Piece(low, min(most_bytes, end - low))
-
-
 def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
     """Pieces for tensors that follow each other in the file: large ones by themselves, small ones many at once."""
     small: list[memoryview] = []
@@ -160,11 +152,10 @@ def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
 class _Reading:
     """A part that is read from its beginning to its end, and its digest."""
 
-    def __init__(self, part: Part, fetch: Callable[[memoryview, int], int], workers: Workers, digest: Any) -> None:
+    def __init__(self, part: Part, fetch: Fetch, workers: Workers) -> None:
         self.part = part
-        self.done_bytes = 0
-        """How much was read and digested."""
-        self._fetch, self._workers, self._digest = fetch, workers, digest
+        self._fetch, self._workers = fetch, workers
+        self._digest, self._expected = expected_digest(part)
         self._staging: list[memoryview] = []
 
     def header(self) -> tuple[int, dict[str, str], list[tensorfile.Entry]]:
@@ -177,7 +168,6 @@ class _Reading:
             self._fill(memoryview(rest), len(head))
             head += rest
         self._digest.update(memoryview(head)[:start])
-        self.done_bytes = start
         return (start, *tensorfile.header(head[tensorfile.LENGTH.size : start], self.part.size_bytes - start))
 
     def read(self, pieces: Iterable[_Piece]) -> None:
@@ -193,7 +183,7 @@ class _Reading:
 
     def check(self) -> None:
         """Raises CorruptCheckpointError if what was read is not what was committed."""
-        if self._digest.hexdigest() != self.part.checksum.partition(":")[2]:
+        if self._digest.hexdigest() != self._expected:
             raise CorruptCheckpointError(f"{self.part.key} does not match its checksum")
 
     def _fill(self, view: memoryview, start: int) -> None:
@@ -203,7 +193,6 @@ class _Reading:
     def _take(self, piece: _Piece, view: memoryview, done: Future[None]) -> None:
         done.result()
         self._digest.update(view)
-        self.done_bytes += piece.size_bytes
         if len(piece.into) > 1:
             low = 0
             for target in piece.into:
@@ -221,20 +210,13 @@ class _Reading:
 @contextmanager
 def _reading(store: ObjectStore, part: Part) -> Iterator[_Reading]:
     """A part to be read from its beginning to its end; at the end its size and checksum are compared."""
-    algorithm = part.checksum.partition(":")[0]
-    try:
-        digest = checksums.digest(algorithm)
-    except checksums.UnknownAlgorithm as error:
-        raise CorruptCheckpointError(f"{part.key}: {error}") from None
-    except checksums.MissingAlgorithm as error:
-        raise CheckpointError(f"{part.key}: {error}") from None
     with readable(part.key):
         if not part.size_bytes and store.size(part.key) != 0:
             raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
         opened: AbstractContextManager[Any] = store.opened(part.key)
         # The workers end first: none may read what is closed.
         with opened as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _STAGED_BYTES)) as workers:
-            reading = _Reading(part, fetch, workers, digest)
+            reading = _Reading(part, fetch, workers)
             yield reading
         if store.size(part.key) != part.size_bytes:
             raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")

@@ -37,8 +37,7 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
         MissingLibraryError: its checksum needs a library that is not installed.
         CheckpointError: it cannot be read for another reason.
     """
-    algorithm, _, expected = part.checksum.partition(":")
-    digest = _digest(part, algorithm)
+    digest, expected = expected_digest(part)
     try:
         with readable(part.key):
             size_bytes = store.size(part.key)
@@ -64,9 +63,16 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
         raise DamagedPart("checksum", f"{part.key} does not match its checksum {part.checksum}")
 
 
-def _digest(part: Part, algorithm: str) -> Any:
+def expected_digest(part: Part) -> tuple[Any, str]:
+    """A digest to be fed with the content of a part, and what it must be in the end, hexadecimal.
+
+    Raises:
+        DamagedPart: the algorithm of its checksum is unknown.
+        MissingLibraryError: its checksum needs a library that is not installed.
+    """
+    algorithm, _, expected = part.checksum.partition(":")
     try:
-        return checksums.digest(algorithm)
+        return checksums.digest(algorithm), expected
     except checksums.UnknownAlgorithm as error:
         raise DamagedPart("checksum", f"{part.key}: {error}") from None
     except checksums.MissingAlgorithm as error:
