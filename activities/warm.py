@@ -29,7 +29,7 @@ from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
-from rms.reserve import reserve
+from rms.reserve import expected_ends_s, reserve
 from tetris.climb import load
 
 _GPU = JobRequest("gpu", 2, 1, ("a",), 1000, 1)
@@ -62,7 +62,7 @@ def warm_bids() -> None:
         if answer.plan is not None:
             award(region, answer.plan, request)
             region.refresh(1.0)
-    reserve(planner, PlacementRequest("large", 1, (_GPU,)))
+    reserve(planner, PlacementRequest("large", 1, (_GPU,)), expected_ends_s(planner.region))
     for workload in list(region.running):
         region.drop_running(workload)
 

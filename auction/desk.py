@@ -10,6 +10,7 @@ from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
+from rms.arrays import F8
 from rms.award import Award, award, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -17,21 +18,26 @@ from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
 from rms.refusal import needs, no_hardware
 from rms.region import Region
-from rms.reserve import Reservation, kept, reserve
+from rms.reserve import Reservation, expected_ends_s, kept, reserve
 
 
 class Desk:
     """One region in one market."""
 
-    def __init__(self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool) -> None:
+    def __init__(
+        self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool, explains: bool = True
+    ) -> None:
         self.region = region
         self._stats = stats
         self._planner = Planner(region)
         self._may_evict = may_evict
         self._uses_cache = uses_cache
+        self._explains = explains
         self.cache = NegativeCache()
         """What it refused in this pass; empty where it does not remember."""
         self.reservation: Reservation | None = None
+        self._ends_s: F8 | None = None
+        """When holders are expected to end, as long as they are the same."""
         self._plans: dict[tuple[tuple[JobRequest, ...], bool], Plan] = {}
         """Plans that evict nobody, by jobs and whether what is reserved was out of reach: good for `_state` only."""
         self._state: tuple[object, ...] = ()
@@ -39,7 +45,7 @@ class Desk:
     def open(self, now_s: float) -> None:
         """Starts a pass."""
         self.region.refresh(now_s)
-        self.reservation = None
+        self.reservation, self._ends_s = None, None
         self.cache.clear()
         self._plans.clear()
 
@@ -56,7 +62,8 @@ class Desk:
             self._stats.negative_hits += known is not None
             self._stats.negative_misses += known is None
             if known is not None:
-                return Bid(request.workload, self.region.name, None, self._like(request, *known), lasting=True)
+                why = self._like(request, *known) if self._explains else ()
+                return Bid(request.workload, self.region.name, None, why, lasting=True)
         answer = self.offer(entry)
         with self._reach(entry):
             job = self._planner.without_room(request) if answer.plan is None else None
@@ -82,11 +89,13 @@ class Desk:
             StalePlan: the plan does not hold any more.
             ValueError: it is not a plan for this workload.
         """
+        self._ends_s = None
         with self._reach(entry):
             return award(self.region, plan, self._request(entry), self.region.now_s + entry.max_runtime_s)
 
     def revoke(self, given: Award) -> None:
         """Takes an award back."""
+        self._ends_s = None
         revoke(self.region, given)
 
     def supply(self, rank: int) -> dict[str, int]:
@@ -98,12 +107,14 @@ class Desk:
             out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
         return out
 
-    def soonest(self, entry: Entry) -> Reservation | None:
-        """What a reservation would be; None: there is one already, or the workload could never start."""
+    def soonest(self, entry: Entry, within_s: float) -> Reservation | None:
+        """What a reservation would be; None: there is one already, or the workload could not start within that time."""
         request = self._request(entry)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
-        return reserve(self._planner, request)
+        if self._ends_s is None:
+            self._ends_s = expected_ends_s(self.region)
+        return reserve(self._planner, request, self._ends_s, self.region.now_s + within_s)
 
     def _plans_now(self) -> dict[tuple[tuple[JobRequest, ...], bool], Plan]:
         """What is known of the region as it is now."""

@@ -8,6 +8,7 @@ from math import inf
 from auction.desk import Desk
 from auction.entry import Entry, Outcome, Stats
 from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
+from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from rms.award import Award, StalePlan
@@ -26,6 +27,8 @@ class Options:
     """How the market decides."""
 
     negative_cache: bool = True
+    explain: bool = True
+    """Whether a refusal that the negative cache answers says why: a simulation asks often, and tells nobody."""
     may_evict: bool = True
     joint: bool = False
     """Whether bids for the head of the queue are chosen together where one at a time leaves somebody out."""
@@ -35,7 +38,10 @@ class Options:
     reserve_after_s: float = inf
     """A workload that has waited longer reserves what it needs as it frees up.
 
-    A region is reserved once in a pass, in queue order: for over-quota workloads only what those within quota leave.
+    A region is reserved once in a pass, in queue order: for over-quota workloads only what those within quota leave,
+    and only once they have waited for twice as long as they are expected to wait still. What is kept for a gang is idle
+    until others end. Where their ends are not known, they are expected to go on for as long as they ran: so nothing is
+    kept idle for longer than the gang had waited when the last of them began.
     """
 
 
@@ -47,7 +53,13 @@ class Market:
         self._options = options
         self.stats = stats if stats is not None else Stats()
         self._desks = {
-            region.name: Desk(region, self.stats, may_evict=options.may_evict, uses_cache=options.negative_cache)
+            region.name: Desk(
+                region,
+                self.stats,
+                may_evict=options.may_evict,
+                uses_cache=options.negative_cache,
+                explains=options.explain,
+            )
             for region in sorted(regions, key=lambda region: region.name)
         }
         self._changed: set[str] = set()
@@ -153,7 +165,8 @@ class Market:
         return self._reserve(entry, bids)
 
     def _reserve(self, entry: Entry, bids: Bids) -> Outcome:
-        offers = {name: desk.soonest(entry) for name, desk in self._desks.items() if entry.may_run_in(name)}
+        within_s = entry.waited_s / 2 if entry.request.rank == OVER_QUOTA_RANK else inf
+        offers = {name: desk.soonest(entry, within_s) for name, desk in self._desks.items() if entry.may_run_in(name)}
         made = [(offer.starts_at_s, name, offer) for name, offer in offers.items() if offer is not None]
         if not made:
             return Outcome(entry.request.workload, None, bids)

@@ -12,7 +12,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from domain.scheduling import PlacementRequest, RunningWorkload
-from rms.arrays import B1, I8
+from rms.arrays import B1, F8, I8
 from rms.eviction import free_all
 from rms.gang import JobPlan, Planner, need_of
 from rms.holders import Holders
@@ -45,30 +45,39 @@ def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
     return now_s + max(_SHORTEST_S, now_s - workload.started_at_s)
 
 
-def reserve(planner: Planner, request: PlacementRequest) -> Reservation | None:
-    """The earliest start that can be counted on, and where; None: not even with everybody gone.
-
-    Those whom the request may evict count as gone at once, the others at their expected ends.
-    """
-    region = planner.region
-    spared = planner.begin(request)
+def expected_ends_s(region: Region) -> F8:
+    """By number of the holder; infinity for a number that nobody has."""
     ends_s = np.full(len(region.holders.rank), np.inf)
     for workload in region.running_workloads():
         number = region.number(workload.id)
         assert number is not None, "listed"
         ends_s[number] = expected_end_s(workload, region.now_s)
+    return ends_s
+
+
+def reserve(
+    planner: Planner, request: PlacementRequest, expected_s: F8, latest_s: float = np.inf
+) -> Reservation | None:
+    """The earliest start that can be counted on, and where; None: not until `latest_s`, or not with everybody gone.
+
+    Those whom the request may evict count as gone at once, the others at their expected ends (`expected_ends_s`).
+    """
+    region = planner.region
+    spared = planner.begin(request)
+    ends_s = expected_s.copy()
     ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
-    times_s = np.unique(ends_s[ends_s < np.inf])
+    times_s = np.unique(ends_s[(ends_s < np.inf) & (ends_s <= latest_s)])
     plans: tuple[JobPlan, ...] | None = None
-    low, high = 0, len(times_s)
+    # The last moment first: most often there is none.
+    low, high, middle = 0, len(times_s), len(times_s) - 1
     while low < high:
-        middle = (low + high) // 2
         with _gone(region, ends_s <= times_s[middle]):
             found = planner.all_free(request.jobs)
         if found is None:
             low = middle + 1
         else:
             high, plans = middle, found
+        middle = (low + high) // 2
     if plans is None:
         return None
     needs: dict[int, I8] = {}

@@ -291,6 +291,24 @@ def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
     assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
 
 
+def test_nothing_is_kept_idle_for_an_over_quota_gang_longer_than_half_as_long_as_it_waited() -> None:
+    """What has no known end is expected to go on for as long as it ran."""
+    over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
+    slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
+    endless = replace(_half_busy().running[0], ends_by_s=inf)
+    for waited_s, keeper, keeps in (
+        (1199.0, _half_busy().running[0], False),
+        (1200.0, _half_busy().running[0], True),
+        (5000.0, replace(endless, started_at_s=-1501.0), False),
+        (5000.0, replace(endless, started_at_s=-1500.0), True),
+    ):
+        market = _market([replace(_half_busy(), running=(keeper,))], Options(reserve_after_s=1000.0))
+        first, other = market.place([replace(over, waited_s=waited_s), slow])
+        assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), (waited_s, keeper)
+    within = replace(_LARGE, waited_s=1001.0)
+    assert _market([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
+
+
 def test_a_reservation_ends_with_its_pass() -> None:
     """Nothing is taken for it: the next pass starts from what is free, and the gang gets it when it all is."""
     snapshot = _half_busy()
