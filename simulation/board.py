@@ -1,7 +1,13 @@
 """What passes look at of every workload, as columns by its number: a pass touches thousands and changes few."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+
+from domain.scheduling import JobRequest
+
+Ints = npt.NDArray[np.int64]
 
 
 class Board:
@@ -17,18 +23,38 @@ class Board:
         """When this attempt began to work; not a number: it has not."""
         self.checkpoints: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
         """Periodic ones of this attempt."""
-        self.places: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
-        """The number of the set of places that may have it, and of how long it may run."""
-        self._sets: dict[tuple[frozenset[str] | None, float], int] = {}
+        self._demand: Ints = np.zeros((5, workloads), np.int64)
+        """Of a gang of one job: tasks, what each of them needs, and whether they must be in one cluster."""
+        self._kind: Ints = np.full(workloads, -1, np.int64)
+        """The number of the GPU types that the job accepts, the places that may have it, and how long it may run."""
+        self._kinds: dict[tuple[tuple[str, ...], frozenset[str] | None, float], int] = {}
+
+    def asks(self, number: int, jobs: Sequence[JobRequest], places: frozenset[str] | None, at_most_s: float) -> None:
+        """What a workload asks for, where it may be (None: anywhere), and how long. Not for several jobs."""
+        if len(jobs) == 1:
+            (job,) = jobs
+            self._demand[:, number] = (
+                job.tasks, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, not job.span_clusters,
+            )  # fmt: skip
+            self._kind[number] = self._kinds.setdefault((job.gpu_types, places, at_most_s), len(self._kinds))
+
+    def ask_no_less(self, numbers: Ints, ranks: Ints, of: Ints, of_ranks: Ints) -> npt.NDArray[np.bool_]:
+        """Which workloads ask for no less than one of some others, at no better rank, where those may be.
+
+        In a pass they have no room where those have none: what is taken meanwhile only makes it less. Nothing is said
+        of gangs of several jobs.
+        """
+        demand, kind = self._demand[:, numbers], self._kind[numbers]
+        out = np.zeros(len(numbers), np.bool_)
+        asked = np.unique(np.vstack((self._kind[of], of_ranks, self._demand[:, of])), axis=1).T
+        for one, rank, *least in asked[asked[:, 0] >= 0].tolist():
+            out |= (kind == one) & (ranks >= rank) & (demand >= np.array(least)[:, None]).all(axis=0)
+        return out
 
     def checkpoints_at(self, numbers: npt.NDArray[np.int64], now_s: float, interval_s: float) -> npt.NDArray[np.int64]:
         """How many periodic checkpoints the attempts have made."""
         made = np.floor((now_s - self.started_at_s[numbers]) / interval_s)
         return np.where(np.isnan(made), 0, made).astype(np.int64)
-
-    def may_be_in(self, number: int, places: frozenset[str] | None, at_most_s: float) -> None:
-        """Where a workload may be (None: anywhere), and how long."""
-        self.places[number] = self._sets.setdefault((places, at_most_s), len(self._sets))
 
     def begin(self, number: int, rank: int) -> None:
         """A workload was awarded."""

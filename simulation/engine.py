@@ -85,23 +85,12 @@ class Engine(Protocol):
         """What was decided so far."""
 
 
-class Production:
-    """The decision packages as the live system runs them: queue and regions as columns, the auction's market."""
+class Ranks:
+    """The queue as columns, and its scan, as the live system runs them."""
 
-    def __init__(
-        self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, options: Options
-    ) -> None:
+    def __init__(self, weights: CreditWeights) -> None:
         self._weights = weights
         self._queue = Queue()
-        regions = []
-        for name, states in sorted(machines.items()):
-            region = Region(name)
-            for state in states:
-                region.put_machine(state)
-            region.refresh(0.0)
-            regions.append(region)
-        self._market = Market(regions, options)
-        self._decisions = 0
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Tenants as they are now."""
@@ -123,6 +112,24 @@ class Production:
             scan.placed_rank.astype(np.int64),
             lambda place: scan.ranked(int(rows[place])),
         )
+
+
+class Production(Ranks):
+    """The decision packages as the live system runs them: queue and regions as columns, the auction's market."""
+
+    def __init__(
+        self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, options: Options
+    ) -> None:
+        super().__init__(weights)
+        regions = []
+        for name, states in sorted(machines.items()):
+            region = Region(name)
+            for state in states:
+                region.put_machine(state)
+            region.refresh(0.0)
+            regions.append(region)
+        self._market = Market(regions, options)
+        self._decisions = 0
 
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""

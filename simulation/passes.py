@@ -12,16 +12,21 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.engine import Standing
 from simulation.lives import Life
+from simulation.rivals.rival import Rival
 from simulation.stage import Stage
+
+_ASKED = 32
+"""So many at once, for what they teach about the rest. Decisions are the same in batches of any size, but for joint
+ones."""
 
 
 class Passes:
     """When the next pass is due, and what it does.
 
-    In effect every queued workload is put before the regions in queue order. One with the same demand as another that
-    was refused earlier in the pass is left out: within a pass nothing is given up, and it would be refused too. (Also
-    with the references, which have no negative cache.) A gang that has waited long enough to reserve is left out only
-    where the refused one had the same maximum runtime too.
+    In effect every queued workload is put before the regions in queue order. One that asks for no less than another
+    that was refused earlier in the pass is left out: within a pass nothing is given up, and it would be refused too.
+    (Also with the references, which have no negative cache.) A gang that has waited long enough to reserve is left out
+    only where the other could not reserve either.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -50,6 +55,9 @@ class Passes:
         engine.open(now_s)
         if stage.policy.in_order:
             self._in_order(now_s, standing)
+        elif isinstance(engine, Rival):
+            for place in engine.turns(standing):
+                self._ask(now_s, standing, np.array([place]))
         else:
             self._by_rank(now_s, standing)
 
@@ -72,32 +80,38 @@ class Passes:
             self._stage.tell(self._stage.lives[number])
 
     def _by_rank(self, now_s: float, standing: Standing) -> None:
-        keys, may_reserve = self._keys(standing), self._may_reserve(now_s, standing)
+        waited_s = self._waited_s(now_s, standing)
+        may_reserve = waited_s > self._settings.reserve_after_s
         left = np.arange(len(standing.order))
+        size = self._settings.batch if self._stage.policy.joint else min(_ASKED, self._settings.batch)
         while len(left):
-            batch, left = left[: self._settings.batch], left[self._settings.batch :]
+            batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
-            alike = np.isin(keys[left], keys[refused])
-            left = left[~alike | (may_reserve[left] & ~np.isin(keys[left], keys[hopeless]))]
+            more, reserves = self._ask_no_less(standing, left, refused), may_reserve[left]
+            for place in hopeless:
+                # One that has waited for longer may reserve what this one may not.
+                alike = self._ask_no_less(standing, left, [place]) & (waited_s[left] <= waited_s[place])
+                reserves &= ~alike
+            left = left[~more | reserves]
 
     def _in_order(self, now_s: float, standing: Standing) -> None:
         for place in np.argsort(standing.order):
             if self._ask(now_s, standing, place[None])[0]:
                 return
 
-    def _may_reserve(self, now_s: float, standing: Standing) -> npt.NDArray[np.bool_]:
-        """By place in the queue: waiting for longer than others may overtake it."""
+    def _waited_s(self, now_s: float, standing: Standing) -> npt.NDArray[np.float64]:
+        """By place in the queue, where it matters: where gangs may reserve."""
         if self._settings.reserve_after_s == inf:
-            return np.zeros(len(standing.order), np.bool_)
-        since_s = np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
-        late: npt.NDArray[np.bool_] = now_s - since_s > self._settings.reserve_after_s
-        return late
+            return np.zeros(len(standing.order))
+        return now_s - np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
 
-    def _keys(self, standing: Standing) -> npt.NDArray[np.int64]:
-        """By place in the queue: equal where rank, gang and places are."""
-        keys: npt.NDArray[np.int64] = (standing.gang * 9 + standing.rank) << 24
-        return keys + self._stage.board.places[standing.order]
+    def _ask_no_less(self, standing: Standing, left: npt.NDArray[np.int64], than: list[int]) -> npt.NDArray[np.bool_]:
+        """Which of the queue ask for no less than some others; all are places in it."""
+        if not than:
+            return np.zeros(len(left), np.bool_)
+        order, rank = standing.order, standing.rank
+        return self._stage.board.ask_no_less(order[left], rank[left], order[than], rank[than])
 
     def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> tuple[list[int], set[int]]:
         """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too.
@@ -110,10 +124,12 @@ class Passes:
         for place in batch.tolist():
             life = stage.lives[int(standing.order[place])]
             ranked = standing.ranked(place)
-            jobs = tuple(
-                job if job.gpu_types == types else replace(job, gpu_types=types)
-                for job, types in zip(life.workload.jobs, ranked.gpu_types, strict=True)
-            )
+            jobs = life.workload.jobs
+            if stage.policy.rival is None:
+                jobs = tuple(
+                    job if job.gpu_types == types else replace(job, gpu_types=types)
+                    for job, types in zip(jobs, ranked.gpu_types, strict=True)
+                )
             displaces = frozenset(ranked.displaces)
             request = PlacementRequest(life.id, ranked.rank, jobs, immune_to(life.id, stage.evictors), displaces)
             waited_s = now_s - life.waits_since_s

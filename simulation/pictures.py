@@ -17,7 +17,7 @@ from simulation.result import until_key
 from simulation.settings import LEVELS
 from simulation.words import Outcome, listed, name_of
 
-_COLOURS = (
+COLOURS = (
     "#0072b2",
     "#d55e00",
     "#009e73",
@@ -31,7 +31,7 @@ _COLOURS = (
 )
 """Okabe and Ito's, and two of Tol's: they can be told apart with any colour vision. As many as five policies with and
 without a change."""
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
@@ -68,7 +68,7 @@ class Picture:
 
 def colours(outcomes: Sequence[Outcome]) -> dict[str, str]:
     """A colour for each run."""
-    return {name_of(one): _COLOURS[k % len(_COLOURS)] for k, one in enumerate(outcomes)}
+    return {name_of(one): COLOURS[k % len(COLOURS)] for k, one in enumerate(outcomes)}
 
 
 def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
@@ -116,7 +116,7 @@ def _missed(until: str, levels: Iterable[int], hours: Mapping[str, Any]) -> list
 
 
 def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)

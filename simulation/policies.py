@@ -24,6 +24,8 @@ class Policy:
     """In the order of submission; the first that waits holds up all others."""
     joint: bool = False
     may_evict: bool = True
+    rival: str | None = None
+    """A scheduler with an order and a placement of its own (`simulation.rivals`)."""
 
 
 POLICIES = {
@@ -34,12 +36,18 @@ POLICIES = {
         Policy("federated", "bound at submission to the region with the lowest demand over supply", binds_early=True),
         Policy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
         Policy("fifo", "order of submission, no priority, no eviction", in_order=True, may_evict=False),
+        Policy("slurm", "Slurm: multifactor priority, EASY backfill, no preemption", rival="slurm"),
+        Policy("kueue", "Kueue: a queue for each tenant in one cohort, StrictFIFO, preemption", rival="kueue"),
+        Policy("kueue-best-effort", "Kueue with BestEffortFIFO", rival="kueue-best-effort"),
     )
 }
 
 
+_ALL = {name: policy for name, policy in POLICIES.items() if policy.rival is None}
+
+
 def policies(names: Iterable[str]) -> list[Policy]:
-    """Policies by name, each once; `all` is all of them.
+    """Policies by name, each once; `all` is all of MAST's and `fifo`.
 
     Raises:
         ConfigurationError: a name that is none.
@@ -48,7 +56,7 @@ def policies(names: Iterable[str]) -> list[Policy]:
     for name in names:
         if name != "all" and name not in POLICIES:
             raise ConfigurationError(f"--policy {name}: must be of {', '.join(POLICIES)}, all")
-        out.update(POLICIES if name == "all" else {name: POLICIES[name]})
+        out.update(_ALL if name == "all" else {name: POLICIES[name]})
     return list(out.values())
 
 

@@ -15,6 +15,8 @@ from simulation.errors import SimulationError
 from simulation.meter import Meter, ratio
 from simulation.plain import Plain
 from simulation.policies import Machines, Policy, split_by_cluster
+from simulation.rivals.kueue import Kueue
+from simulation.rivals.slurm import Slurm
 from simulation.settings import Settings
 from simulation.stage import Happened
 from simulation.trace.rows import BadRow
@@ -45,19 +47,23 @@ class Scenario:
 
 
 def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
-    """The decision packages, or (`plain`) their references, over a scenario's machines.
+    """The decision packages, or (`plain`) their references, over a scenario's machines; or a rival.
 
     Raises:
-        SimulationError: the references are to make reservations, which they do not know.
+        SimulationError: the references are to make reservations, or a rival to place several jobs: they cannot.
     """
     s = scenario.settings
     machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
     weights = CreditWeights(s.w_age, s.age_cap_s, s.w_fair)
+    if policy.rival == "slurm":
+        return Slurm(machines, weights, scenario.workloads, scenario.tenants, s)
+    if policy.rival is not None:
+        return Kueue(machines, weights, scenario.workloads, scenario.tenants, strict=policy.rival == "kueue")
     if plain:
         if s.reserve_after_s < inf:
             raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf on the plain references")
         return Plain(machines, weights, policy.may_evict)
-    options = Options(joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
+    options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
     return Production(machines, weights, options)
 
 

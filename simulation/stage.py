@@ -99,7 +99,7 @@ class Stage:
             life.only = w.regions
         # How long it may run matters to what is reserved only.
         at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
-        self.board.may_be_in(life.number, life.only, at_most_s)
+        self.board.asks(life.number, w.jobs, life.only, at_most_s)
         self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
         life.idle_since_s, life.start_judged = at_s, False
         self._wait(at_s, at_s, life)

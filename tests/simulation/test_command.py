@@ -234,7 +234,10 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
     ("arguments", "says"),
     [
         (["simulate"], "--fleet and --trace are needed, or --from-live"),
-        ([*BASE, "--policy", "best"], "--policy best: must be of global, global-joint, federated, cluster, fifo, all"),
+        (
+            [*BASE, "--policy", "best"],
+            "--policy best: must be of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
+        ),
         ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
         ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
         ([*BASE, "--from", "soon"], "--from soon: must be a number of seconds, or a duration such as 40d"),

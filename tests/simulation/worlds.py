@@ -96,7 +96,7 @@ def random_scenario(seed: int, settings: Settings, count: int = 120) -> Scenario
         for gpu_type in ("a100", "v100"):
             for cluster in ("c1", "c2"):
                 states += machines(region, chance.randint(0, 3), gpu_type, cluster)
-    states += machines("east", 2)
+    states += machines("east", 2, cluster="c3")
     tenants = [tenant(name, chance.choice((1, 1, 2, 4)), a100=24, v100=16) for name in ("nlp", "speech", "vision")]
     work = []
     for k in range(count):

@@ -1,0 +1,116 @@
+"""What the rivals share: the ledgers, what has been placed, and one decision at a time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from auction.entry import Entry, Outcome
+from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan, RunningWorkload
+from simulation.engine import Counts, Ranks, Standing
+from simulation.errors import SimulationError
+from simulation.ledger import Ledger
+from simulation.lives import numbered
+from simulation.rivals.rooms import Pool, pools_of
+from simulation.workloads import Workload
+
+
+class Rival(Ranks):
+    """A scheduler with rules of its own. MAST's scan only says what is over quota, so figures compare.
+
+    Raises:
+        SimulationError: a workload has several jobs, which the rivals know nothing of.
+    """
+
+    def __init__(
+        self,
+        machines: Mapping[str, tuple[MachineState, ...]],
+        weights: CreditWeights,
+        workloads: Sequence[Workload],
+    ) -> None:
+        super().__init__(weights)
+        self.workloads = {life.id: life.workload for life in numbered(workloads)}
+        several = next((w.id for w in workloads if len(w.jobs) > 1), None)
+        if several is not None:
+            raise SimulationError(f"workload {several}: has several jobs; slurm and kueue are for workloads of one job")
+        self.ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}
+        self.pools = pools_of(self.ledgers)
+        self.placed: dict[str, Pool] = {}
+        """By workload that holds something, where."""
+        self.leaving: set[str] = set()
+        """Victims that still hold their slots."""
+        self.working: set[str] = set()
+        """Those that hold all that they were awarded."""
+        self.now_s = 0.0
+        self._counts = Counts()
+        self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[Pool]] = {}
+
+    def open(self, now_s: float) -> None:
+        """Begins a pass over the queue."""
+        self.now_s = now_s
+
+    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
+        """Decides on one workload after another, and awards."""
+        return [self._place(entry) for entry in entries]
+
+    def running(self, region: str, workload: RunningWorkload) -> None:
+        """A workload holds all that it was awarded; or it did when the simulation began."""
+        ledger = self.ledgers[region]
+        if workload.id not in ledger.held:
+            ledger.hold(workload.id, workload.holdings, taken=True)
+            self._now_in(workload.id, next(p for p in self.pools[region] if workload.holdings[0].machine in p.row))
+        self.working.add(workload.id)
+
+    def leave(self, region: str, workload: str) -> None:
+        """A workload gives up all that it holds, to its evictor and then to all."""
+        ledger = self.ledgers[region]
+        machines = list(ledger.held[workload])
+        ledger.leave(workload)
+        self.placed.pop(workload).refresh(machines)
+        self.leaving.discard(workload)
+        self.working.discard(workload)
+        self.gone(workload)
+
+    def counts(self) -> Counts:
+        """What was decided so far."""
+        return self._counts
+
+    def turns(self, standing: Standing) -> Iterator[int]:
+        """Places in the queue, in the order in which they are to be asked for."""
+        raise NotImplementedError
+
+    def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
+        """Where a workload goes whose turn it is; None: it waits."""
+        raise NotImplementedError
+
+    def came(self, workload: str) -> None:
+        """A workload was placed."""
+
+    def gone(self, workload: str) -> None:
+        """A workload holds nothing any more."""
+
+    def candidates(self, entry: Entry) -> list[Pool]:
+        """The pools that could hold a workload if they were empty, where it may run."""
+        key = entry.request.jobs[0], entry.regions
+        if key not in self._candidate_pools:
+            self._candidate_pools[key] = [
+                pool
+                for region, pools in self.pools.items()
+                if entry.may_run_in(region)
+                for pool in pools
+                if pool.could_hold(key[0])
+            ]
+        return self._candidate_pools[key]
+
+    def _place(self, entry: Entry) -> Outcome:
+        self._counts.decisions += 1
+        decided = self.decide(entry)
+        if decided is None:
+            return Outcome(entry.request.workload, None)
+        pool, plan = decided
+        pool.ledger.award(plan, entry.request.jobs)
+        pool.refresh(machine for machine, _ in plan.jobs[0].machines)
+        self.leaving.update(plan.victims)
+        self._now_in(plan.workload, pool)
+        return Outcome(plan.workload, Bid(plan.workload, plan.region, plan))
+
+    def _now_in(self, workload: str, pool: Pool) -> None:
+        self.placed[workload] = pool
+        self.came(workload)

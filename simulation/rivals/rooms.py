@@ -1,0 +1,87 @@
+"""What is free where, for the rivals: pools of machines of one GPU type in one cluster, as columns."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from domain.scheduling import JobPlacement, JobRequest, MachineState, Plan, PlanQuality
+from simulation.ledger import Amounts, Ledger
+
+Ints = npt.NDArray[np.int64]
+_UNRATED = PlanQuality((0,) * 8, 0.0, -inf, 0, 0, 0)
+"""Rivals have no auction: nothing compares their plans."""
+
+
+class Pool:
+    """The machines of one GPU type in one cluster: a gang of one job goes into one of them."""
+
+    def __init__(self, region: str, ledger: Ledger, machines: Sequence[MachineState]) -> None:
+        self.region, self.ledger = region, ledger
+        self.gpu_type, self.cluster = machines[0].gpu_type, machines[0].cluster
+        self.ids = [m.id for m in machines]
+        self.row = {id_: row for row, id_ in enumerate(self.ids)}
+        self.free: Ints = np.array([ledger.free[id_] for id_ in self.ids], np.int64).T
+        """GPUs, thousandths of a core and bytes of memory, shape (3, machines)."""
+        self.size: Ints = np.array([(m.gpus, m.cpus_milli, m.memory_bytes) for m in machines], np.int64).T
+
+    def refresh(self, machines: Iterable[str]) -> None:
+        """These machines are as the ledger has them now."""
+        for id_ in machines:
+            row = self.row.get(id_)
+            if row is not None:
+                self.free[:, row] = self.ledger.free[id_]
+
+    def could_hold(self, job: JobRequest) -> bool:
+        """Whether it could if it were empty."""
+        return self.takes(job) and int(tasks_by_machine(self.size, job).sum()) >= job.tasks
+
+    def takes(self, job: JobRequest) -> bool:
+        """Whether it has the GPU type of a job, or the job needs none."""
+        return not job.gpus_per_task or self.gpu_type in job.gpu_types
+
+    def fits(self, job: JobRequest, free: Ints) -> bool:
+        """Whether all tasks of a job fit into `free`, shape (3, machines)."""
+        return int(tasks_by_machine(free, job).sum()) >= job.tasks
+
+    def plan(self, workload: str, job: JobRequest, free: Ints, victims: Sequence[str] = ()) -> Plan:
+        """All tasks on the machines that they fill best: those with the least room for more tasks first."""
+        most = tasks_by_machine(free, job)
+        left, chosen = job.tasks, []
+        for row in np.lexsort((np.arange(len(most)), most)).tolist():
+            count = min(left, int(most[row]))
+            if count:
+                chosen.append((self.ids[row], count))
+                left -= count
+        gpu_type = self.gpu_type if job.gpus_per_task else None
+        placement = JobPlacement(job.name, self.cluster, gpu_type, tuple(sorted(chosen)))
+        return Plan(workload, self.region, (placement,), tuple(victims), _UNRATED)
+
+    def amounts(self, held: Mapping[str, Amounts]) -> Ints:
+        """What somebody holds of these machines, shape (3, machines)."""
+        out = np.zeros_like(self.free)
+        for machine, amounts in held.items():
+            row = self.row.get(machine)
+            if row is not None:
+                out[:, row] += amounts
+        return out
+
+
+def tasks_by_machine(free: Ints, job: JobRequest) -> Ints:
+    """How many tasks of a job each machine has room for; `free` has shape (3, machines)."""
+    wants = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
+    rooms = [free[k] // want for k, want in enumerate(wants) if want]
+    most: Ints = np.maximum(np.minimum.reduce(rooms), 0)
+    return most
+
+
+def pools_of(ledgers: Mapping[str, Ledger]) -> dict[str, list[Pool]]:
+    """The pools of every region, in the order of (cluster, GPU type)."""
+    out: dict[str, list[Pool]] = {}
+    for region, ledger in ledgers.items():
+        parts: dict[tuple[str, str], list[MachineState]] = {}
+        for machine in ledger.machines.values():
+            parts.setdefault((machine.cluster, machine.gpu_type or ""), []).append(machine)
+        out[region] = [Pool(region, ledger, machines) for _, machines in sorted(parts.items())]
+    return out

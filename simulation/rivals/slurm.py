@@ -1,0 +1,155 @@
+"""Slurm's multifactor priority with EASY backfill, over a federation of a cluster for each region.
+
+Priority is the weighted sum of Slurm's factors, each from 0 to 1: age, fair share (Fair Tree on one level of accounts,
+the tenants, with shares in proportion to their quotas), size, and the quality of service, which is the workload's
+level. The first workload that cannot start keeps its place at the earliest moment at which enough will have ended;
+others may start meanwhile if they are over by then, or leave alone what it needs (EASY). Nothing is preempted, Slurm's
+default. Time limits are the true durations, which no user knows: in this Slurm fares better than it would.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from auction.entry import Entry
+from domain.scheduling import CreditWeights, MachineState, Plan, TenantState
+from simulation.engine import Standing, id_of
+from simulation.rivals.rival import Rival
+from simulation.rivals.rooms import Ints, Pool
+from simulation.settings import Settings
+from simulation.workloads import Workload
+
+WEIGHT_QOS = 100_000.0
+"""So that a level counts more than all other factors together: users of Slurm say so where levels are a promise."""
+WEIGHT_FAIR_SHARE = 10_000.0
+WEIGHT_AGE = 1_000.0
+WEIGHT_SIZE = 1_000.0
+"""The last three as in the example of Slurm's documentation."""
+MAX_AGE_S = 7 * 86400.0
+HALF_LIFE_S = 7 * 86400.0
+"""`PriorityMaxAge` and `PriorityDecayHalfLife`, both the defaults."""
+TESTED = 500
+"""`bf_max_job_test`: so many of the queue are tried in a pass."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """What is kept for the first workload that waits."""
+
+    pool: Pool
+    starts_at_s: float
+    kept: Ints
+    """Of what is free now, shape (3, machines)."""
+
+
+class Slurm(Rival):
+    """The engine of the policy `slurm`."""
+
+    def __init__(
+        self,
+        machines: Mapping[str, tuple[MachineState, ...]],
+        weights: CreditWeights,
+        workloads: Sequence[Workload],
+        tenants: Mapping[str, TenantState],
+        settings: Settings,
+    ) -> None:
+        super().__init__(machines, weights, workloads)
+        ordered = list(self.workloads.values())
+        self._level = np.array([w.level for w in ordered], np.int64)
+        self._submit_s = np.array([w.submit_s for w in ordered])
+        total = max(1, sum(m.gpus for states in machines.values() for m in states))
+        self._size = np.array([w.gpus / total for w in ordered])
+        names = {name: number for number, name in enumerate(sorted(tenants))}
+        self._tenant = np.array([names[w.tenant] for w in ordered], np.int64)
+        self._share = np.array([max(1, sum(tenants[name].quota_gpus.values())) for name in names], np.float64)
+        self._used_gpu_s, self._held_gpus = np.zeros(len(names)), np.zeros(len(names))
+        self._used_until_s = 0.0
+        self._overhead_s = settings.provisioning_p99_s
+        self._ends_s: dict[str, float] = {}
+        self._shadow: Shadow | None = None
+        self._has_room = False
+
+    def priority(self, numbers: Ints, now_s: float) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        """The multifactor priority of workloads, by number."""
+        self._account(now_s)
+        by_need = np.argsort(self._used_gpu_s / self._share, kind="stable")
+        fair = np.empty(len(by_need))
+        fair[by_need] = np.arange(len(by_need), 0, -1) / len(by_need)
+        out: np.ndarray[tuple[int], np.dtype[np.float64]] = (
+            WEIGHT_QOS * (7 - self._level[numbers]) / 6
+            + WEIGHT_FAIR_SHARE * fair[self._tenant[numbers]]
+            + WEIGHT_AGE * np.clip((now_s - self._submit_s[numbers]) / MAX_AGE_S, 0, 1)
+            + WEIGHT_SIZE * self._size[numbers]
+        )
+        return out
+
+    def turns(self, standing: Standing) -> Iterator[int]:
+        """By priority, `TESTED` of them; one that asks for the same as another that has no room is passed over."""
+        self._shadow = None
+        numbers = standing.order
+        order = np.lexsort((numbers, -self.priority(numbers, self.now_s)))[:TESTED]
+        refused: set[tuple[int, frozenset[str] | None]] = set()
+        for place in order.tolist():
+            key = int(standing.gang[place]), self.workloads[id_of(int(numbers[place]))].regions
+            if key in refused:
+                continue
+            self._has_room = True
+            yield place
+            if not self._has_room:
+                refused.add(key)
+
+    def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
+        """The first pool with room in which it does not delay the first workload that waits."""
+        name, job = entry.request.workload, entry.request.jobs[0]
+        ends_s, shadow = self.now_s + self._limit_s(name), self._shadow
+        self._has_room = False
+        for pool in self.candidates(entry):
+            if not pool.fits(job, pool.free):
+                continue
+            self._has_room = True
+            free = pool.free
+            if shadow is not None and shadow.pool is pool and ends_s > shadow.starts_at_s:
+                free = np.maximum(free - shadow.kept, 0)
+            if pool.fits(job, free):
+                return pool, pool.plan(name, job, free)
+        if shadow is None:
+            self._shadow = self._reserve(entry)
+        return None
+
+    def came(self, workload: str) -> None:
+        """It ends at the end of its time limit, and its tenant uses more."""
+        self._account(self.now_s)
+        self._ends_s[workload] = self.now_s + self._limit_s(workload)
+        self._held_gpus[self._tenant[int(workload)]] += self.workloads[workload].gpus
+
+    def gone(self, workload: str) -> None:
+        """It ended."""
+        self._held_gpus[self._tenant[int(workload)]] -= self.workloads[workload].gpus
+        del self._ends_s[workload]
+
+    def _limit_s(self, workload: str) -> float:
+        return self.workloads[workload].duration_s + self._overhead_s
+
+    def _account(self, now_s: float) -> None:
+        span_s, self._used_until_s = now_s - self._used_until_s, now_s
+        self._used_gpu_s = self._used_gpu_s * 0.5 ** (span_s / HALF_LIFE_S) + self._held_gpus * span_s
+
+    def _reserve(self, entry: Entry) -> Shadow | None:
+        """The earliest start over all pools, of equal ones the first by name."""
+        found = [shadow for pool in self.candidates(entry) for shadow in self._soonest(pool, entry)]
+        return min(found, key=lambda shadow: shadow.starts_at_s, default=None)
+
+    def _soonest(self, pool: Pool, entry: Entry) -> Iterator[Shadow]:
+        job, free = entry.request.jobs[0], pool.free.copy()
+        holders = [name for name, where in self.placed.items() if where is pool]
+        for name in sorted(holders, key=lambda name: (self._ends_s[name], name)):
+            free += pool.amounts(pool.ledger.held[name])
+            if pool.fits(job, free):
+                needs = np.zeros_like(free)
+                want = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
+                for machine, tasks in pool.plan(name, job, free).jobs[0].machines:
+                    needs[:, pool.row[machine]] = [tasks * amount for amount in want]
+                kept = np.clip(needs - (free - pool.free), 0, None)
+                yield Shadow(pool, max(self.now_s, self._ends_s[name]), kept)
+                return
