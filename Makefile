@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies kill-loops bench clean
+.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies kill-loops bench experiment clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +73,13 @@ kill-loops: $(LIBRARIES)/.ready
 # needs torch.
 bench: setup $(VENV)/.compiled $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
 	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
+
+# Schedulers on real traces (docs/experiments.md): DATA is the folder of the traces, BEFORE another checkout to compare with.
+# Hours on two cores; it goes on where it was interrupted.
+OUT ?= .experiment
+experiment: setup $(VENV)/.compiled
+	@test -n '$(DATA)' || { echo "make experiment DATA=FOLDER: the folder with philly.csv and the two files of openb" >&2; exit 2; }
+	@$(BIN)/python -m experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .
