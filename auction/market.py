@@ -28,7 +28,7 @@ class Options:
 
     negative_cache: bool = True
     explain: bool = True
-    """Whether a refusal that the negative cache answers says why: a simulation asks often, and tells nobody."""
+    """Whether a refusal that the negative cache answers says why: a simulation asks often, and shows no reasons."""
     may_evict: bool = True
     joint: bool = False
     """Whether bids for the head of the queue are chosen together where one at a time leaves somebody out."""

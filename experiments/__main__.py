@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _run_all(chosen: Sequence[Case], data: Path, out: Path, before: Path | None, jobs: int) -> list[str]:
-    """Runs the cases; the names of those that failed."""
+    """Runs the cases; the names of the failed ones."""
     began_s = time.monotonic()
     done = 0
     failed: list[str] = []

@@ -36,7 +36,7 @@ NODES = "openb_node_list_gpu_node.csv"
 MIXED = "mixed"
 """Each tenant has work of all levels: they are drawn for each workload, by MAST's distribution."""
 BY_TENANT = "tenants"
-"""All work of a tenant has one level: there may be nobody to evict."""
+"""All work of a tenant has one level: at times no workload may be evicted."""
 FEW_REGIONS = "data"
 """As `MIXED`, and data is in one to three regions for most workloads; otherwise it is everywhere."""
 VARIANTS = (MIXED, BY_TENANT, FEW_REGIONS)

@@ -88,7 +88,7 @@ def misses(
     outcomes: Iterable[Outcome], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
     avoidable: bool = False,
 ) -> Misses:  # fmt: skip
-    """Of some levels; `within`: only waits within quota; `avoidable`: without those that provisioning alone made."""
+    """Of some levels; `within`: only waits within quota; `avoidable`: no misses by provisioning alone."""
     judged = [
         wait
         for outcome in outcomes

@@ -46,7 +46,7 @@ def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
 
 
 def expected_ends_s(region: Region) -> F8:
-    """By number of the holder; infinity for a number that nobody has."""
+    """By number of the holder; infinity for an unused number."""
     ends_s = np.full(len(region.holders.rank), np.inf)
     for workload in region.running_workloads():
         number = region.number(workload.id)

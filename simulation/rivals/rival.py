@@ -1,5 +1,6 @@
 """What the rivals share: the ledgers, what has been placed, and one decision at a time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
 from auction.entry import Entry, Outcome
@@ -12,7 +13,7 @@ from simulation.rivals.rooms import Pool, pools_of
 from simulation.workloads import Workload
 
 
-class Rival(Ranks):
+class Rival(Ranks, ABC):
     """A scheduler with rules of its own. MAST's scan only says what is over quota, so figures compare.
 
     Raises:
@@ -72,13 +73,13 @@ class Rival(Ranks):
         """What was decided so far."""
         return self._counts
 
+    @abstractmethod
     def turns(self, standing: Standing) -> Iterator[int]:
         """Places in the queue, in the order in which they are to be asked for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
         """Where a workload goes whose turn it is; None: it waits."""
-        raise NotImplementedError
 
     def came(self, workload: str) -> None:
         """A workload was placed."""
