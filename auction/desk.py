@@ -1,5 +1,6 @@
 """A region's desk in an auction: it bids, remembers what it refused, and keeps what is reserved."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
-from rms.arrays import F8
+from rms.arrays import F8, I8
 from rms.award import Award, award, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -18,7 +19,7 @@ from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
 from rms.refusal import needs, no_hardware
 from rms.region import Region
-from rms.reserve import Reservation, expected_ends_s, kept, reserve
+from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
 
 
 class Desk:
@@ -115,6 +116,14 @@ class Desk:
         if self._ends_s is None:
             self._ends_s = expected_ends_s(self.region)
         return reserve(self._planner, request, self._ends_s, self.region.now_s + within_s)
+
+    def again(self, entry: Entry, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
+        """The reservation of an earlier pass, by machine, as it would be now; None: as in `soonest`."""
+        if self.reservation is not None:
+            return None
+        if self._ends_s is None:
+            self._ends_s = expected_ends_s(self.region)
+        return reserve_again(self._planner, self._request(entry), self._ends_s, needs, self.region.now_s + within_s)
 
     def _plans_now(self) -> dict[tuple[tuple[JobRequest, ...], bool], Plan]:
         """What is known of the region as it is now."""

@@ -1,6 +1,6 @@
 """The market: every region bids on a batch of the queue's head, and plans are awarded in its order (MAST 4.2, 4.3)."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -11,10 +11,14 @@ from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
+from rms.arrays import I8
 from rms.award import Award, StalePlan
 from rms.negative import NegativeCache
 from rms.region import Region
+from rms.reserve import Reservation
 
+_FORGOTTEN_S = 3600.0
+"""Reservations that were not made again meanwhile are of workloads that wait no more."""
 Bids = dict[str, Bid]
 """By region."""
 Won = tuple[Bid, Award]
@@ -45,6 +49,16 @@ class Options:
     """
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """What a workload reserved in a pass, to go on with it in the next: it holds nothing."""
+
+    region: str
+    machines: Mapping[str, I8]
+    """What it needs of each, shape (3,)."""
+    at_s: float
+
+
 class Market:
     """All regions, in one process. Awards show in the regions' columns at once."""
 
@@ -62,6 +76,8 @@ class Market:
             )
             for region in sorted(regions, key=lambda region: region.name)
         }
+        self._reserved: dict[str, Reserved] = {}
+        """By workload, what it reserved last."""
         self._changed: set[str] = set()
         """Regions that an award has changed since the bids of the batch."""
 
@@ -74,6 +90,7 @@ class Market:
         """Starts a pass over the queue: columns are of this moment, and nothing has been refused or reserved yet."""
         for desk in self._desks.values():
             desk.open(now_s)
+        self._reserved = {id_: last for id_, last in self._reserved.items() if last.at_s > now_s - _FORGOTTEN_S}
 
     def place(self, entries: Sequence[Entry], answers: Sequence[Mapping[str, Bid]] | None = None) -> list[Outcome]:
         """`placing`, all of it."""
@@ -166,16 +183,31 @@ class Market:
 
     def _reserve(self, entry: Entry, bids: Bids) -> Outcome:
         within_s = entry.waited_s / 2 if entry.request.rank == OVER_QUOTA_RANK else inf
-        offers = {name: desk.soonest(entry, within_s) for name, desk in self._desks.items() if entry.may_run_in(name)}
-        made = [(offer.starts_at_s, name, offer) for name, offer in offers.items() if offer is not None]
+        made = list(self._offers(entry, within_s))
         if not made:
             return Outcome(entry.request.workload, None, bids)
         starts_at_s, name, offer = min(made, key=lambda one: one[:2])
-        self._desks[name].reservation = offer
+        desk = self._desks[name]
+        desk.reservation = offer
+        machines = {desk.region.ids[row]: need for row, need in offer.needs.items()}
+        self._reserved[entry.request.workload] = Reserved(name, machines, desk.region.now_s)
         self._changed.add(name)
         at = datetime.fromtimestamp(starts_at_s, UTC).isoformat(timespec="seconds")
         reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
         return Outcome(entry.request.workload, None, bids, reason, starts_at_s)
+
+    def _offers(self, entry: Entry, within_s: float) -> Iterator[tuple[float, str, Reservation]]:
+        """Reservations that could be made, with their starts: that of the pass before, else one of each region."""
+        last = self._reserved.get(entry.request.workload)
+        if last is not None and last.region in self._desks and entry.may_run_in(last.region):
+            again = self._desks[last.region].again(entry, last.machines, within_s)
+            if again is not None:
+                yield again.starts_at_s, last.region, again
+                return
+        for name, desk in self._desks.items():
+            offer = desk.soonest(entry, within_s) if entry.may_run_in(name) else None
+            if offer is not None:
+                yield offer.starts_at_s, name, offer
 
     # ------------------------------------------------------------------------------------------------- the joint choice
 

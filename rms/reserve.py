@@ -4,7 +4,7 @@ A gang that is too large for what is free now is overtaken for ever by smaller o
 kept as it frees up. Others may use it meanwhile if they are sure to be gone in time (conservative backfilling).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -86,6 +86,39 @@ def reserve(
         for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True):
             needs[row] = needs.get(row, np.zeros(3, np.int64)) + tasks * one
     return Reservation(request.workload, request.rank, float(times_s[high]), needs)
+
+
+def reserve_again(
+    planner: Planner, request: PlacementRequest, expected_s: F8, needs: Mapping[str, I8], latest_s: float = np.inf
+) -> Reservation | None:
+    """The same machines as in an earlier pass, by id; None: not until `latest_s`, or one of them is not there now.
+
+    Expected ends that are guesses change from pass to pass. A gang that went after them, from machine to machine, would
+    leave behind each time what had been kept for it, and might never start.
+    """
+    region = planner.region
+    spared = planner.begin(request)
+    ends_s = expected_s.copy()
+    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    starts_at_s = region.now_s
+    rows: dict[int, I8] = {}
+    for machine, need in needs.items():
+        row = region.row(machine)
+        if row is None:
+            return None
+        rows[row] = need
+        lacking = need - region.machines.free[:, row]
+        leaving = [(float(ends_s[region.number(w.id)]), w.id, w) for w in region.running_on(machine)]
+        for end_s, _, holder in sorted(leaving, key=lambda one: one[:2]):
+            if (lacking <= 0).all():
+                break
+            starts_at_s = max(starts_at_s, end_s)
+            for h in holder.holdings:
+                if h.machine == machine:
+                    lacking = lacking - (h.gpus, h.cpus_milli, h.memory_bytes)
+        if (lacking > 0).any():
+            return None
+    return Reservation(request.workload, request.rank, starts_at_s, rows) if starts_at_s <= latest_s else None
 
 
 @contextmanager

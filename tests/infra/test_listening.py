@@ -21,8 +21,7 @@ async def test_a_notification_ends_the_wait(database_url: str) -> None:
         assert not waiting.done()
         await other.execute("notify here")
         assert await asyncio.wait_for(waiting, 10)
-        for n in range(3):
-            await other.execute(f"notify here, '{n}'")
+        await other.execute("begin; notify here, '0'; notify here, '1'; notify here, '2'; commit")
         assert await notified(listener, 10)
         assert not await notified(listener, 0.3)
 
