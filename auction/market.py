@@ -141,10 +141,14 @@ class Market:
     def _first(self, entry: Entry, known: Bids) -> Bids:
         """Bids on one workload; `known` ones stay, but for plans of regions that are not there or not allowed."""
         usable = {r: b for r, b in known.items() if b.plan is None or (r in self._desks and entry.may_run_in(r))}
-        return usable | self._ask(entry, [name for name in self._desks if name not in usable])
+        return usable | self._ask(entry, [name for name in self._regions_of(entry) if name not in usable])
 
     def _ask(self, entry: Entry, regions: Iterable[str]) -> Bids:
-        return {name: self._desks[name].bid(entry) for name in regions if entry.may_run_in(name)}
+        return {name: self._desks[name].bid(entry) for name in regions}
+
+    def _regions_of(self, entry: Entry) -> Iterable[str]:
+        """Where it may run, by name."""
+        return self._desks if entry.regions is None else sorted(entry.regions & self._desks.keys())
 
     def _one(self, entry: Entry, bids: Bids, only: str | None = None) -> Won | None:
         """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""
@@ -204,8 +208,8 @@ class Market:
             if again is not None:
                 yield again.starts_at_s, last.region, again
                 return
-        for name, desk in self._desks.items():
-            offer = desk.soonest(entry, within_s) if entry.may_run_in(name) else None
+        for name in self._regions_of(entry):
+            offer = self._desks[name].soonest(entry, within_s)
             if offer is not None:
                 yield offer.starts_at_s, name, offer
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from experiments.cases import BEFORE, FEW_REGIONS, LOADS, SEEDS, Case, cases
+from experiments.cases import BEFORE, FEW_REGIONS, LOADS, SEEDS, VARIANTS, Case, cases
 from experiments.report import write_report
 
 ROOT = Path(__file__).parent.parent
@@ -30,13 +30,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, whose `global` is run beside")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS)
     parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at the same time")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "experiments.md")
     parser.add_argument("--only-report", action="store_true", help="of what has been run")
     args = parser.parse_args()
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = list(cases(tuple(args.loads), tuple(args.seeds)))
+    chosen = list(cases(args.loads, args.seeds, args.variants))
     failed = [] if args.only_report else _run_all(chosen, args.data.resolve(), args.out, args.before, args.jobs)
     write_report(args.out, args.report)
     if failed:

@@ -1,6 +1,6 @@
 """What is compared: traces, loads, seeds and policies, and where a case's files are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +88,11 @@ def case_of(name: str) -> Case:
     return Case(trace, float(load), int(seed), variant)
 
 
-def cases(loads: tuple[float, ...] = LOADS, seeds: tuple[int, ...] = SEEDS) -> Iterator[Case]:
+def cases(
+    loads: Sequence[float] = LOADS, seeds: Sequence[int] = SEEDS, variants: Sequence[str] = VARIANTS
+) -> Iterator[Case]:
     """All cases, those of the first seeds first."""
     for seed in seeds:
-        for variant in VARIANTS:
+        for variant in variants:
             for load in loads:
                 yield from (Case(trace, load, seed, variant) for trace in TRACES)

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from domain.compiled import compiled
 from domain.scheduling import JobRequest
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 class Board:
@@ -23,7 +25,7 @@ class Board:
         """When this attempt began to work; not a number: it has not."""
         self.checkpoints: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
         """Periodic ones of this attempt."""
-        self._demand: Ints = np.zeros((5, workloads), np.int64)
+        self._demand: Ints = np.zeros((workloads, 5), np.int64)
         """Of a gang of one job: tasks, what each of them needs, and whether they must be in one cluster."""
         self._kind: Ints = np.full(workloads, -1, np.int64)
         """The number of the GPU types that the job accepts, the places that may have it, and how long it may run."""
@@ -33,23 +35,20 @@ class Board:
         """What a workload asks for, where it may be (None: anywhere), and how long. Not for several jobs."""
         if len(jobs) == 1:
             (job,) = jobs
-            self._demand[:, number] = (
+            self._demand[number] = (
                 job.tasks, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, not job.span_clusters,
             )  # fmt: skip
             self._kind[number] = self._kinds.setdefault((job.gpu_types, places, at_most_s), len(self._kinds))
 
-    def ask_no_less(self, numbers: Ints, ranks: Ints, of: Ints, of_ranks: Ints) -> npt.NDArray[np.bool_]:
+    def ask_no_less(
+        self, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats
+    ) -> npt.NDArray[np.bool_]:
         """Which workloads ask for no less than one of some others, at no better rank, where those may be.
 
-        In a pass they have no room where those have none: what is taken meanwhile only makes it less. Nothing is said
-        of gangs of several jobs.
+        And have waited for no longer. In a pass they have no room where those have none: what is taken meanwhile only
+        makes it less. Nothing is said of gangs of several jobs.
         """
-        demand, kind = self._demand[:, numbers], self._kind[numbers]
-        out = np.zeros(len(numbers), np.bool_)
-        asked = np.unique(np.vstack((self._kind[of], of_ranks, self._demand[:, of])), axis=1).T
-        for one, rank, *least in asked[asked[:, 0] >= 0].tolist():
-            out |= (kind == one) & (ranks >= rank) & (demand >= np.array(least)[:, None]).all(axis=0)
-        return out
+        return _no_less(self._kind, self._demand, numbers, ranks, waited_s, of, of_ranks, of_waited_s)
 
     def checkpoints_at(self, numbers: npt.NDArray[np.int64], now_s: float, interval_s: float) -> npt.NDArray[np.int64]:
         """How many periodic checkpoints the attempts have made."""
@@ -60,3 +59,23 @@ class Board:
         """A workload was awarded."""
         self.rank[number], self.checkpoints[number] = rank, 0
         self.holds_all[number], self.started_at_s[number] = False, np.nan
+
+
+@compiled
+def _no_less(
+    kind: Ints, demand: Ints, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats
+) -> npt.NDArray[np.bool_]:
+    out = np.zeros(numbers.size, np.bool_)
+    for i in range(numbers.size):
+        one = numbers[i]
+        for j in range(of.size):
+            other = of[j]
+            if kind[one] != kind[other] or kind[one] < 0 or ranks[i] < of_ranks[j] or waited_s[i] > of_waited_s[j]:
+                continue
+            less = False
+            for k in range(demand.shape[1]):
+                less |= demand[one, k] < demand[other, k]
+            if not less:
+                out[i] = True
+                break
+    return out

@@ -10,6 +10,7 @@ from auction.entry import Entry
 from auction.immunity import immune_to
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
+from simulation.board import Ints
 from simulation.engine import Standing
 from simulation.lives import Life
 from simulation.rivals.rival import Rival
@@ -83,17 +84,19 @@ class Passes:
         waited_s = self._waited_s(now_s, standing)
         may_reserve = waited_s > self._settings.reserve_after_s
         left = np.arange(len(standing.order))
+        taken: set[str] = set()
         size = self._settings.batch if self._stage.policy.joint else min(_ASKED, self._settings.batch)
         while len(left):
             batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)
+            if not taken.issuperset(reserved.values()):
+                taken.update(reserved.values())
+                self._withdraw(standing, may_reserve, left, taken)
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
-            more, reserves = self._ask_no_less(standing, left, refused), may_reserve[left]
-            for place in hopeless:
-                # One that has waited for longer may reserve what this one may not.
-                alike = self._ask_no_less(standing, left, [place]) & (waited_s[left] <= waited_s[place])
-                reserves &= ~alike
-            left = left[~more | reserves]
+            more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
+            # One that has waited for longer may reserve what another may not.
+            as_hopeless = self._ask_no_less(standing, left, hopeless, waited_s)
+            left = left[~more | (may_reserve[left] & ~as_hopeless)]
 
     def _in_order(self, now_s: float, standing: Standing) -> None:
         for place in np.argsort(standing.order):
@@ -106,17 +109,26 @@ class Passes:
             return np.zeros(len(standing.order))
         return now_s - np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
 
-    def _ask_no_less(self, standing: Standing, left: npt.NDArray[np.int64], than: list[int]) -> npt.NDArray[np.bool_]:
-        """Which of the queue ask for no less than some others; all are places in it."""
-        if not than:
+    def _ask_no_less(
+        self, standing: Standing, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the queue ask for no less than some others, after no longer a wait; all are places in it."""
+        if not (than and len(left)):
             return np.zeros(len(left), np.bool_)
-        order, rank = standing.order, standing.rank
-        return self._stage.board.ask_no_less(order[left], rank[left], order[than], rank[than])
+        asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
+        return self._stage.board.ask_no_less(*asks[0], *asks[1])
 
-    def _ask(self, now_s: float, standing: Standing, batch: npt.NDArray[np.int64]) -> tuple[list[int], set[int]]:
+    def _withdraw(self, standing: Standing, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
+        """Who is left may reserve only where a region is not reserved yet."""
+        lives, everywhere = self._stage.lives, frozenset(self._stage.ledgers)
+        for place in left[may_reserve[left]].tolist():
+            only = lives[int(standing.order[place])].only
+            may_reserve[place] = not (everywhere if only is None else only) <= taken
+
+    def _ask(self, now_s: float, standing: Standing, batch: Ints) -> tuple[list[int], dict[int, str]]:
         """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too.
 
-        And those that reserved a region.
+        And those that reserved a region, and which.
         """
         stage = self._stage
         entries: list[Entry] = []
@@ -136,7 +148,7 @@ class Passes:
             entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
             lives.append(life)
         refused: list[int] = []
-        reserved: set[int] = set()
+        reserved: dict[int, str] = {}
         for place, life, entry, outcome in zip(
             batch.tolist(), lives, entries, stage.engine.place(entries), strict=True
         ):
@@ -151,5 +163,5 @@ class Passes:
             ):
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)
             if outcome.reserved is not None:
-                reserved.add(place)
+                reserved[place] = str(outcome.reserved.detail["region"])
         return refused, reserved
