@@ -63,7 +63,14 @@ class Board:
 
 @compiled
 def _no_less(
-    kind: Ints, demand: Ints, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats
+    kind: Ints,
+    demand: Ints,
+    numbers: Ints,
+    ranks: Ints,
+    waited_s: Floats,
+    of: Ints,
+    of_ranks: Ints,
+    of_waited_s: Floats,
 ) -> npt.NDArray[np.bool_]:
     out = np.zeros(numbers.size, np.bool_)
     for i in range(numbers.size):
