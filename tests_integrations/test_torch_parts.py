@@ -413,6 +413,11 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
         lambda s: s["model"].__setitem__("3.bias", torch.ones(6)[1:]),
         lambda s: s["model"].__setitem__("3.weight", s["model"]["3.weight"].t()),
         lambda s: s["model"].__setitem__("4.bias", s["model"]["3.bias"]),
+        lambda s: s["model"].__setitem__("3.weight", s["model"]["3.weight"].reshape(-1)),
+        lambda s: s["model"].__setitem__("3.weight", s["model"]["3.weight"].view(torch.int32)),
+        lambda s: s["model"].__setitem__("$dict", s["model"].pop("3.bias")),
+        lambda s: s.__setitem__("model", {"$dict": s["model"]["3.bias"]}),
+        lambda s: s.__setitem__("model", dict(s["model"])),
         lambda s: s["model"].__setitem__("raw", b"bytes"),
         lambda s: s["note"].append(torch.zeros(3)),
         lambda s: s.__setitem__("note", "x"),
@@ -428,3 +433,8 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
         encoder.encode("p", state)
         change(state)
         assert b"".join(encoder.encode("p", state)[1]) == b"".join(encode("p", state)[1])
+    state = step(0.1)
+    encoder.encode("p", state)
+    state["model"]["3.weight"] = torch.eye(5).to_sparse()
+    with pytest.raises(StateError, match="sparse"):
+        encoder.encode("p", state)

@@ -5,16 +5,19 @@ before (the same keys, and under each the same memory), names, header and places
 tensors are copied by one call. The file is the same to the byte.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
 from mizzen.checkpoint.tensors import SMALL_BYTES, Stored, live_memory, loaded
 from mizzen.objects.store import Chunk
+from mizzen.objects.workers import Workers
 
 _LEAST = 64
-"""Tensors of a part from which on its form is kept."""
+"""Tensors of a part from which on its form is kept, and from which on they are copied by several threads."""
+_COPIES = 2
+"""Copies at the same time: one core does not fill the memory's bandwidth."""
 
 
 class Encoder:
@@ -68,10 +71,9 @@ class _Layout:
 
     def __init__(self, flat: trees.Flat) -> None:
         torch = loaded("torch")
-        self._kinds = (torch.Tensor, torch.nn.Parameter)
+        self._kinds = frozenset((torch.Tensor, torch.nn.Parameter))
         self._containers = flat.containers
         self._names = [{"$torch": name} for name, _ in flat.leaves]
-        self._form = _form([value for _, value in flat.leaves])
         first: dict[str, int] = {}
         for index, (name, _) in enumerate(flat.leaves):
             first.setdefault(name, index)
@@ -88,6 +90,8 @@ class _Layout:
             self._close(group, torch)
             self._chunks.append(_Large(leaf))
         self._close(group, torch)
+        self._large = [chunk.leaf for chunk in self._chunks if isinstance(chunk, _Large)]
+        self._form = _form([value for _, value in flat.leaves], self._large)
         self._scalars = ""
         self._head = b""
         """As it is with these scalars."""
@@ -100,23 +104,38 @@ class _Layout:
             tree = walk.written(value, ())
         except (_Changed, RecursionError):
             return None
-        if walk.containers != self._containers or _form(walk.values) != self._form:
+        if walk.containers != self._containers:
             return None
-        torch = loaded("torch")
-        chunks: list[Chunk] = []
-        for chunk in self._chunks:
-            if isinstance(chunk, _Large):
-                chunks.append(live_memory(walk.values[chunk.leaf]))
-                continue
-            with torch.no_grad():
-                torch._foreach_copy_(chunk.targets, [walk.values[leaf] for leaf in chunk.leaves])
-            chunks.append(chunk.memory)
+        with Workers(_COPIES) as workers:
+            # Copied while the form is still compared: the blocks are ours, whatever is written into them.
+            copies = [workers.submit(_copy, *pair) for pair in self._pairs(walk.values)]
+            try:
+                same = _form(walk.values, self._large) == self._form
+            except RuntimeError:  # One of them has no memory of its own any more: it is sparse now, for instance.
+                same = False
+            if not same:
+                return None
+            for copied in copies:
+                copied.result()
+        chunks: list[Chunk] = [
+            live_memory(walk.values[chunk.leaf]) if isinstance(chunk, _Large) else chunk.memory
+            for chunk in self._chunks
+        ]
         # Not by ==, for which 1, 1.0 and True are the same.
         scalars = repr(walk.scalars)
         if scalars != self._scalars:
             self._head = tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries)
             self._scalars = scalars
         return [self._head, *chunks]
+
+    def _pairs(self, values: Sequence[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Targets in the blocks and what to copy there, in pieces for several threads."""
+        for chunk in self._chunks:
+            if isinstance(chunk, _Block):
+                size = max(_LEAST, -(-len(chunk.leaves) // _COPIES))
+                for low in range(0, len(chunk.leaves), size):
+                    piece = slice(low, low + size)
+                    yield chunk.targets[piece], [values[leaf] for leaf in chunk.leaves[piece]]
 
     def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
         """Make a block of what is in `group`."""
@@ -133,14 +152,25 @@ class _Layout:
         group.clear()
 
 
-def _form(tensors: Sequence[Any]) -> list[Any]:
-    """What says whether tensors are in the same memory as before, in the form that a file has."""
+def _form(tensors: Sequence[Any], large: Sequence[int]) -> list[Any]:
+    """What says whether tensors are in the same memory as before, in the form that a file has.
+
+    Those at the places `large` go into the file as they are in memory; copies of the others are in its form anyway.
+    """
+    kind = loaded("torch").Tensor
     return [
-        [tensor.data_ptr() for tensor in tensors],
-        [tensor.dtype for tensor in tensors],
-        [tensor.shape for tensor in tensors],
-        all(tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() for tensor in tensors),
+        # By `map`, not a loop: there may be ten thousand of them.
+        list(map(kind.data_ptr, tensors)),
+        list(map(kind.dtype.__get__, tensors)),
+        list(map(kind.shape.__get__, tensors)),
+        all(tensors[n].is_cpu and tensors[n].is_contiguous() and not tensors[n].is_neg() for n in large),
     ]
+
+
+def _copy(targets: list[Any], sources: list[Any]) -> None:
+    torch = loaded("torch")
+    with torch.no_grad():
+        torch._foreach_copy_(targets, sources)
 
 
 class _Changed(Exception):
@@ -150,7 +180,7 @@ class _Changed(Exception):
 class _Walk(trees.Flattening):
     """As its base, but tensors are only gathered: each gets the name of the one in its place."""
 
-    def __init__(self, part: str, kinds: Sequence[type], names: Sequence[Any]) -> None:
+    def __init__(self, part: str, kinds: frozenset[type], names: Sequence[Any]) -> None:
         super().__init__(part)
         self._kinds, self._names = kinds, names
         self.values: list[Any] = []
@@ -168,6 +198,18 @@ class _Walk(trees.Flattening):
             raise _Changed
         self.values.append(value)
         return self._names[len(self.values) - 1]
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        """See `trees.Flattening`. A module's state is one dict of tensors: all of them at once."""
+        tensors = len(value) > 1 and self._kinds.issuperset(map(type, value.values()))
+        if not (tensors and {str}.issuperset(map(type, value))):
+            return super()._mapping(value, path)
+        self.containers.append((type(value), *value))
+        low = len(self.values)
+        self.values.extend(value.values())
+        if len(self.values) > len(self._names):
+            raise _Changed
+        return dict(zip(value, self._names[low : len(self.values)], strict=True))
 
     def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
         raise _Changed
