@@ -113,17 +113,19 @@ class Desk:
         request = self._request(entry)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
-        if self._ends_s is None:
-            self._ends_s = expected_ends_s(self.region)
-        return reserve(self._planner, request, self._ends_s, self.region.now_s + within_s)
+        return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
 
     def again(self, entry: Entry, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
         """The reservation of an earlier pass, by machine, as it would be now; None: as in `soonest`."""
         if self.reservation is not None:
             return None
+        latest_s = self.region.now_s + within_s
+        return reserve_again(self._planner, self._request(entry), self._expected_ends_s(), needs, latest_s)
+
+    def _expected_ends_s(self) -> F8:
         if self._ends_s is None:
             self._ends_s = expected_ends_s(self.region)
-        return reserve_again(self._planner, self._request(entry), self._ends_s, needs, self.region.now_s + within_s)
+        return self._ends_s
 
     def _plans_now(self) -> dict[tuple[tuple[JobRequest, ...], bool], Plan]:
         """What is known of the region as it is now."""

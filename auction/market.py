@@ -10,7 +10,7 @@ from auction.entry import Entry, Outcome, Stats
 from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid
+from domain.scheduling import Bid, JobRequest
 from rms.arrays import I8
 from rms.award import Award, StalePlan
 from rms.negative import NegativeCache
@@ -18,7 +18,7 @@ from rms.region import Region
 from rms.reserve import Reservation
 
 _FORGOTTEN_S = 3600.0
-"""Reservations that were not made again meanwhile are of workloads that wait no more."""
+"""A reservation that was not renewed for so long is dropped: its workload no longer waits."""
 Bids = dict[str, Bid]
 """By region."""
 Won = tuple[Bid, Award]
@@ -53,6 +53,8 @@ class Options:
 class Reserved:
     """What a workload reserved in a pass, to go on with it in the next: it holds nothing."""
 
+    jobs: tuple[JobRequest, ...]
+    """For what: with other GPU types it may need other machines."""
     region: str
     machines: Mapping[str, I8]
     """What it needs of each, shape (3,)."""
@@ -194,7 +196,7 @@ class Market:
         desk = self._desks[name]
         desk.reservation = offer
         machines = {desk.region.ids[row]: need for row, need in offer.needs.items()}
-        self._reserved[entry.request.workload] = Reserved(name, machines, desk.region.now_s)
+        self._reserved[entry.request.workload] = Reserved(entry.request.jobs, name, machines, desk.region.now_s)
         self._changed.add(name)
         at = datetime.fromtimestamp(starts_at_s, UTC).isoformat(timespec="seconds")
         reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
@@ -203,7 +205,7 @@ class Market:
     def _offers(self, entry: Entry, within_s: float) -> Iterator[tuple[float, str, Reservation]]:
         """Reservations that could be made, with their starts: that of the pass before, else one of each region."""
         last = self._reserved.get(entry.request.workload)
-        if last is not None and last.region in self._desks and entry.may_run_in(last.region):
+        if last is not None and last.jobs == entry.request.jobs and last.region in self._regions_of(entry):
             again = self._desks[last.region].again(entry, last.machines, within_s)
             if again is not None:
                 yield again.starts_at_s, last.region, again

@@ -63,9 +63,7 @@ def reserve(
     Those whom the request may evict count as gone at once, the others at their expected ends (`expected_ends_s`).
     """
     region = planner.region
-    spared = planner.begin(request)
-    ends_s = expected_s.copy()
-    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    ends_s = _ends_for(planner, request, expected_s)
     times_s = np.unique(ends_s[(ends_s < np.inf) & (ends_s <= latest_s)])
     plans: tuple[JobPlan, ...] | None = None
     # The last moment first: most often there is none.
@@ -97,9 +95,7 @@ def reserve_again(
     leave behind each time what had been kept for it, and might never start.
     """
     region = planner.region
-    spared = planner.begin(request)
-    ends_s = expected_s.copy()
-    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    ends_s = _ends_for(planner, request, expected_s)
     starts_at_s = region.now_s
     rows: dict[int, I8] = {}
     for machine, need in needs.items():
@@ -119,6 +115,14 @@ def reserve_again(
         if (lacking > 0).any():
             return None
     return Reservation(request.workload, request.rank, starts_at_s, rows) if starts_at_s <= latest_s else None
+
+
+def _ends_for(planner: Planner, request: PlacementRequest, expected_s: F8) -> F8:
+    """When holders are expected to be gone, by number: at once if the request may evict them."""
+    region, spared = planner.region, planner.begin(request)
+    ends_s = expected_s.copy()
+    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    return ends_s
 
 
 @contextmanager

@@ -43,10 +43,10 @@ class Board:
     def ask_no_less(
         self, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats
     ) -> npt.NDArray[np.bool_]:
-        """Which workloads ask for no less than one of some others, at no better rank, where those may be.
+        """Which of `numbers` ask for at least as much as one of `of`, at no better rank, and have waited for no longer.
 
-        And have waited for no longer. In a pass they have no room where those have none: what is taken meanwhile only
-        makes it less. Nothing is said of gangs of several jobs.
+        Both may run in the same places, on the same GPU types, for the same time. If one of `of` had no room in a pass,
+        they have none either: awards only make it less. Always False for gangs of several jobs.
         """
         return _no_less(self._kind, self._demand, numbers, ranks, waited_s, of, of_ranks, of_waited_s)
 

@@ -24,10 +24,10 @@ ones."""
 class Passes:
     """When the next pass is due, and what it does.
 
-    In effect every queued workload is put before the regions in queue order. One that asks for no less than another
-    that was refused earlier in the pass is left out: within a pass nothing is given up, and it would be refused too.
-    (Also with the references, which have no negative cache.) A gang that has waited long enough to reserve is left out
-    only where the other could not reserve either.
+    The outcome is that of asking the regions for every queued workload, in queue order. A workload is skipped if it
+    asks for at least as much as one that was refused earlier in the pass: within a pass nothing is given up, so it
+    would be refused as well. (The reference engines skip it too, although they have no negative cache.) A gang that
+    has waited long enough to reserve is skipped only if the refused one could not reserve.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -112,23 +112,25 @@ class Passes:
     def _ask_no_less(
         self, standing: Standing, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.bool_]:
-        """Which of the queue ask for no less than some others, after no longer a wait; all are places in it."""
+        """Which of the places `left` ask for at least as much as one of `than`, and have waited for no longer."""
         if not (than and len(left)):
             return np.zeros(len(left), np.bool_)
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
         return self._stage.board.ask_no_less(*asks[0], *asks[1])
 
     def _withdraw(self, standing: Standing, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
-        """Who is left may reserve only where a region is not reserved yet."""
+        """Clears `may_reserve` of the places `left` for which all regions where they may run are reserved."""
         lives, everywhere = self._stage.lives, frozenset(self._stage.ledgers)
         for place in left[may_reserve[left]].tolist():
             only = lives[int(standing.order[place])].only
             may_reserve[place] = not (everywhere if only is None else only) <= taken
 
     def _ask(self, now_s: float, standing: Standing, batch: Ints) -> tuple[list[int], dict[int, str]]:
-        """Puts a batch before the regions; the refused for whom all who ask for the same would be refused too.
+        """Asks the regions for a batch, and awards what they offer.
 
-        And those that reserved a region, and which.
+        Returns:
+            The places in the queue whose refusal holds for all that ask for at least as much; and the region that was
+            reserved, by the place in the queue of the workload that reserved it.
         """
         stage = self._stage
         entries: list[Entry] = []

@@ -22,6 +22,7 @@ from infra.stack.embedded import EmbeddedStack
 from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
+from mizzen.cli.words import plural
 from mizzen.client import Client
 from server.agents import machine_state_dir
 from server.demo import checks, facts, report, scenario
@@ -288,4 +289,4 @@ class _Demo:
     def _worker_killed(self) -> checks.Check:
         child = self._worker
         name = "mizzen's worker was killed and nothing was lost"
-        return checks.Check(name, child.restarts > 0, f"restarted {child.restarts} times")
+        return checks.Check(name, child.restarts > 0, f"restarted {plural(child.restarts, 'time')}")

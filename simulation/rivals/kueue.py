@@ -1,13 +1,15 @@
 """Kueue: a cluster queue for each tenant, all in one cohort, with borrowing, reclaiming and preemption.
 
 Each tenant's quota of a GPU type is the nominal quota of its cluster queue; a cluster queue without workloads owns what
-is left of the fleet, and lends it. A workload may run on what other queues of the cohort do not use. In each cycle the
-heads of all queues are looked at: first those that need not borrow, then by priority, then by submission. One that
-does not fit preempts: workloads of lower priority in its own queue, and, while its own queue stays within its nominal
-quota, whatever makes other queues borrow (`withinClusterQueue: LowerPriority`, `reclaimWithinCohort: Any`,
-`borrowWithinCohort: Never`). Candidates are those of other queues first, then by lowest priority, then the newest; what
-turns out to be needless is spared. `StrictFIFO`: a head that waits holds up its queue; `BestEffortFIFO`: it does not.
-A gang is admitted only where its tasks fit on machines (topology-aware scheduling, one cluster required).
+is left of the fleet, and lends it. A workload may run on what other queues of the cohort do not use.
+
+Each cycle considers the first workload of every queue, in this order: those that need not borrow, then higher
+priority, then earlier submission. A workload that does not fit may preempt workloads of lower priority in its own
+queue. While its queue stays within its nominal quota, it may also preempt workloads of queues that borrow
+(`withinClusterQueue: LowerPriority`, `reclaimWithinCohort: Any`, `borrowWithinCohort: Never`). Victims are taken from
+other queues first, then by lowest priority, then the newest first; those that turn out not to be needed are kept.
+With `StrictFIFO` a first workload that waits blocks its queue; with `BestEffortFIFO` it does not. A gang is admitted
+only where its tasks fit on machines (topology-aware scheduling, one cluster required).
 """
 
 from collections import defaultdict, deque

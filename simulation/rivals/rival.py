@@ -38,7 +38,7 @@ class Rival(Ranks, ABC):
         self.leaving: set[str] = set()
         """Victims that still hold their slots."""
         self.working: set[str] = set()
-        """Those that hold all that they were awarded."""
+        """Workloads that hold all the slots that they were awarded."""
         self.now_s = 0.0
         self._counts = Counts()
         self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[Pool]] = {}

@@ -322,6 +322,23 @@ def test_a_reservation_ends_with_its_pass() -> None:
     assert large.plan is not None
 
 
+def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() -> None:
+    """Also where another region could start it sooner by now; but never on a type that it does not accept any more."""
+    soon = replace(_half_busy().running[0], ends_by_s=3000.0)
+    a100 = replace(_half_busy(), region="a", running=(soon,))
+    other = tuple(machine(name, used=used, gpu_type="v100") for name, used in (("m1", 8), ("m2", 0)))
+    v100 = replace(_half_busy(), region="b", machines=other, running=(replace(soon, ends_by_s=2000.0),))
+    any_type = replace(_LARGE, request=replace(_LARGE.request, jobs=(gpu_job(2, 8, "a100", "v100"),)))
+    market = _market([a100, v100], Options(reserve_after_s=3600.0))
+    regions = []
+    for entry in (any_type, any_type, _LARGE):
+        (large,) = market.place([entry])
+        regions.append(large.reasons[0].detail["region"])
+        market.regions["a"].put_running(replace(soon, ends_by_s=1500.0))
+        market.open(1000.0)
+    assert regions == ["b", "b", "a"]
+
+
 def test_the_region_that_can_start_it_soonest() -> None:
     """It reserves where it would start first; what is reserved elsewhere stays in everybody's reach."""
     later = replace(_half_busy().running[0], ends_by_s=9000.0)

@@ -171,7 +171,7 @@ def test_joint_places_two_where_one_at_a_time_places_one() -> None:
 
 
 def test_policies_by_name() -> None:
-    """`all` is each of MAST's and fifo, once; an unknown one is named with those that there are."""
+    """`all` means MAST's policies and fifo, each once. The error for an unknown policy lists the known ones."""
     ours = [name for name, policy in POLICIES.items() if policy.rival is None]
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in ours if p != "fifo")]
     assert [policy.name for policy in policies(["slurm", "kueue"])] == ["slurm", "kueue"]
