@@ -7,7 +7,7 @@ that no part is found unchanged. All run in one process, in turns, on the folder
   everything durable, the checkpoint before removed).
 - `load, cold` and `load, warm`: reading that file into memory, over `load_latest` with all checksums verified. Cold is
   after the kernel was told to drop the files' pages; a host below it may still have them, for both alike. Each load is
-  in a process that has just started, as it is when a training goes on.
+  in a process that has just started, as it is when a training goes on; its memory is provided by the host before.
 - `stall`: how long `save_async` holds the training up, over the synchronous save; after the first one, which makes the
   memory for the copy.
 - `load into a live model`: the same tensors are a model's parameters, whose memory is there before. `torch.load` and

@@ -7,12 +7,15 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mizzen.objects import MissingObject, ObjectStore, open_store
+from mizzen.objects import MissingObject, ObjectStore, files, open_store
+from mizzen.objects.disk import in_memory
 
 BAD_KEYS = ["", "/etc/passwd", "a/../../b", "..", "a//b", "./a", "a/", "nul\0"]
 
@@ -64,6 +67,58 @@ def test_what_is_fetched_fills_the_buffer(store: ObjectStore) -> None:
         assert fetch(into[:0], 0) == 0
     with pytest.raises(MissingObject, match="no/such"), store.opened("no/such") as fetch:
         fetch(into, 0)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_not_in_memory_is_read_by_one_thread_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    """Eight threads get the right bytes of a file; they wait for each other where they would wait for a disk."""
+    body = random.Random(5).randbytes(1 << 20)
+    (tmp_path / "x").write_bytes(body)
+    content, piece_bytes = memoryview(bytearray(len(body))), 64 << 10
+    reading, most = [0], [0]
+    together = threading.Barrier(2)
+
+    def preadv(descriptor: int, into: list[memoryview], start: int) -> int:
+        reading[0] += 1
+        most[0] = max(most[0], reading[0])
+        if cached:
+            together.wait(20)
+        time.sleep(0.001)
+        got = os.pread(descriptor, len(into[0]), start)
+        into[0][: len(got)] = got
+        reading[0] -= 1
+        return len(got)
+
+    monkeypatch.setattr(files, "in_memory", lambda *_: cached)
+    monkeypatch.setattr(os, "preadv", preadv)
+    with open_store(tmp_path.as_uri()).opened("x") as fetch, ThreadPoolExecutor(8) as pool:
+        fetched = [
+            pool.submit(fetch, content[low : low + piece_bytes], low) for low in range(0, len(body), piece_bytes)
+        ]
+        assert [done.result() for done in fetched] == [piece_bytes] * len(fetched)
+    assert content == body
+    assert most[0] > 1 if cached else most[0] == 1
+
+
+def test_memory_of_a_file_is_guessed_where_the_system_cannot_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just written it is in memory; without the call, or on a file system without it, it is taken to be."""
+    (tmp_path / "x").write_bytes(b"1" * 100)
+    with (tmp_path / "x").open("rb") as file:
+        assert in_memory(file.fileno(), 0)
+        assert in_memory(file.fileno(), 100)
+        for error, expected in ((BlockingIOError(), False), (OSError(errno.EOPNOTSUPP, "no"), True)):
+
+            def refuse(*_: object, error: OSError = error) -> int:
+                raise error
+
+            monkeypatch.setattr(os, "preadv", refuse)
+            assert in_memory(file.fileno(), 0) is expected
+        monkeypatch.delattr(os, "RWF_NOWAIT")
+        assert in_memory(file.fileno(), 0)
 
 
 def test_only_one_creates(store: ObjectStore, request: pytest.FixtureRequest) -> None:

@@ -42,6 +42,20 @@ def advise(descriptor: int, advice: str, start: int = 0, size_bytes: int = 0) ->
             os.posix_fadvise(descriptor, start, size_bytes, number)
 
 
+def in_memory(descriptor: int, start: int) -> bool:
+    """Whether a file's page at `start` can be read without waiting for a disk; True where the system cannot say."""
+    nowait = getattr(os, "RWF_NOWAIT", None)
+    if nowait is None:
+        return True
+    try:
+        os.preadv(descriptor, [bytearray(1)], start, nowait)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def abandoned(descriptor: int) -> bool:
     """Whether a staged file is nobody's any more."""
     locked = lock(descriptor)

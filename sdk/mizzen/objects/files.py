@@ -3,13 +3,14 @@
 import errno
 import os
 import stat
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from mizzen.objects.disk import abandoned, advise, idle, lock, make_folders, sync_folder, write
+from mizzen.objects.disk import abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
 from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
@@ -32,8 +33,6 @@ _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDI
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """A file system without hard links, such as some network mounts of buckets."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_AHEAD_BYTES = 64 << 20
-"""How far ahead of what is read a file is asked for from the disk."""
 _RACES = 100
 """How often a put is tried again whose folder a delete removed under it."""
 
@@ -115,23 +114,27 @@ class FileStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. One descriptor for all pieces: the kernel reads ahead of it from disk."""
-        descriptor = self._open(key)
+        """See `ObjectStore.opened`. What is in memory is copied by several threads at once, the rest is read by one.
 
-        def fetch(into: memoryview, start: int) -> int:
-            # Several threads read at once, not quite in order, from which the kernel takes no hint of its own.
-            advise(descriptor, "POSIX_FADV_WILLNEED", start + _AHEAD_BYTES, len(into))
-            filled = 0
-            while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
-                filled += got
-            return filled
-
-        try:
+        From one sequential reader the kernel knows what to read ahead; from several it takes no hint, and takes longer.
+        """
+        with ExitStack() as stack:
+            descriptor = self._open(key)
+            stack.callback(os.close, descriptor)
+            probe = self._open(key)
+            stack.callback(os.close, probe)
             advise(descriptor, "POSIX_FADV_SEQUENTIAL")
-            advise(descriptor, "POSIX_FADV_WILLNEED", 0, _AHEAD_BYTES)
+            advise(probe, "POSIX_FADV_RANDOM")  # Probing is not to read ahead.
+            disk = threading.Lock()
+
+            def fetch(into: memoryview, start: int) -> int:
+                with nullcontext() if in_memory(probe, start) else disk:
+                    filled = 0
+                    while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
+                        filled += got
+                    return filled
+
             yield fetch
-        finally:
-            os.close(descriptor)
 
     def content(self, info: ObjectInfo) -> Content:
         """See `ObjectStore.content`. A file has no digest."""
