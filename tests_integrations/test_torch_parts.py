@@ -386,6 +386,34 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
     assert bits(same.first.weight) == before
 
 
+def test_many_vectors_are_copied_as_one() -> None:
+    """Runs of tensors of one dimension between others: the file is the same, whatever changes in place."""
+    torch.manual_seed(2)
+    vectors = [torch.nn.Parameter(torch.rand(size)) for size in (3, 1, 9, 7) * 50]
+    short = [torch.rand(5).to(torch.float16) for _ in range(3)]
+    many = [torch.rand(4, dtype=torch.float16) for _ in range(80)]
+    state = {"tensors": [*vectors, torch.rand(2, 3), *short, torch.tensor(1.0).half(), *many]}
+    encoder = Encoder()
+
+    def same() -> bool:
+        again = b"".join(encoder.encode("p", state)[1])
+        return again == b"".join(encode("p", state)[1])
+
+    assert same()
+    memory = encoder.encode("p", state)[1]
+    for tensor in state["tensors"]:
+        tensor.data.mul_(2)
+    assert same()
+    assert all(now is before for now, before in zip(encoder.encode("p", state)[1][1:], memory[1:], strict=True))
+    for grown in (vectors[0], many[3]):
+        grown.data = torch.ones(100_000, dtype=grown.dtype)
+        assert same()
+        grown.data.resize_(2)
+        assert same()
+        grown.data = grown.data.double()
+        assert same()
+
+
 def test_a_form_that_is_known_gives_the_same_file() -> None:
     """What an encoder makes of a state that it has seen is, byte by byte, what one makes that has not."""
     torch.manual_seed(1)

@@ -7,6 +7,7 @@ tensors are copied by one call. The file is the same to the byte.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
@@ -62,8 +63,25 @@ class _Block:
     """Small tensors that are one chunk."""
 
     memory: memoryview
-    targets: list[Any]
+    copies: "list[_Copy]"
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Small tensors that follow each other in a block, copied by one call."""
+
     leaves: list[int]
+    targets: list[Any]
+    """One for each; a single one of one dimension for all if they are of one dimension as well, and of one type."""
+
+    def make(self, sources: list[Any]) -> None:
+        """Copy them; their shapes must be those of the layout."""
+        torch = loaded("torch")
+        with torch.no_grad():
+            if len(self.targets) < len(sources):
+                torch.cat(sources, out=self.targets[0])  # Half the time of copying one by one.
+            else:
+                torch._foreach_copy_(self.targets, sources)
 
 
 class _Layout:
@@ -91,7 +109,8 @@ class _Layout:
             self._chunks.append(_Large(leaf))
         self._close(group, torch)
         self._large = [chunk.leaf for chunk in self._chunks if isinstance(chunk, _Large)]
-        self._form = _form([value for _, value in flat.leaves], self._large)
+        values = [value for _, value in flat.leaves]
+        self._shapes, self._form = _shapes(values), _form(values, self._large)
         self._scalars = ""
         self._head = b""
         """As it is with these scalars."""
@@ -104,11 +123,17 @@ class _Layout:
             tree = walk.written(value, ())
         except (_Changed, RecursionError):
             return None
-        if walk.containers != self._containers:
+        # With other shapes there would be other sizes, which have no place in the blocks.
+        if walk.containers != self._containers or _shapes(walk.values) != self._shapes:
             return None
         with Workers(_COPIES) as workers:
             # Copied while the form is still compared: the blocks are ours, whatever is written into them.
-            copies = [workers.submit(_copy, *pair) for pair in self._pairs(walk.values)]
+            copies = [
+                workers.submit(copy.make, [walk.values[leaf] for leaf in copy.leaves])
+                for chunk in self._chunks
+                if isinstance(chunk, _Block)
+                for copy in chunk.copies
+            ]
             try:
                 same = _form(walk.values, self._large) == self._form
             except RuntimeError:  # One of them has no memory of its own any more: it is sparse now, for instance.
@@ -128,32 +153,49 @@ class _Layout:
             self._scalars = scalars
         return [self._head, *chunks]
 
-    def _pairs(self, values: Sequence[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Targets in the blocks and what to copy there, in pieces for several threads."""
-        for chunk in self._chunks:
-            if isinstance(chunk, _Block):
-                size = max(_LEAST, -(-len(chunk.leaves) // _COPIES))
-                for low in range(0, len(chunk.leaves), size):
-                    piece = slice(low, low + size)
-                    yield chunk.targets[piece], [values[leaf] for leaf in chunk.leaves[piece]]
-
     def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
         """Make a block of what is in `group`."""
         if not group:
             return
         block = torch.empty(sum(value.nbytes for _, value in group), dtype=torch.uint8)
-        targets, low = [], 0
-        for _, value in group:
+        copies, low = [], 0
+        for piece, flat in _pieces(group):
+            leaves, high = [leaf for leaf, _ in piece], low + sum(value.nbytes for _, value in piece)
             # The widest types come first, so each begins at a multiple of its own width.
-            targets.append(block[low : low + value.nbytes].view(value.dtype).view(value.shape))
-            low += value.nbytes
+            targets = [block[low:high].view(piece[0][1].dtype)] if flat else []
+            for _, value in () if flat else piece:
+                targets.append(block[low : low + value.nbytes].view(value.dtype).view(value.shape))
+                low += value.nbytes
+            copies.append(_Copy(leaves, targets))
+            low = high
         if low:
-            self._chunks.append(_Block(live_memory(block), targets, [leaf for leaf, _ in group]))
+            self._chunks.append(_Block(live_memory(block), copies))
         group.clear()
 
 
+def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]], bool]]:
+    """What to copy by one call each, for several threads; and whether all of it has one dimension and one type."""
+    runs: list[tuple[list[tuple[int, Any]], bool]] = []
+    for (flat, _), equal in groupby(group, lambda one: (one[1].dim() == 1, one[1].dtype)):
+        run = list(equal)
+        alone = flat and len(run) >= _LEAST
+        if runs and not alone and not runs[-1][1]:
+            runs[-1][0].extend(run)
+        else:
+            runs.append((run, alone))
+    size = max(_LEAST, -(-len(group) // _COPIES))
+    for run, flat in runs:
+        for low in range(0, len(run), size):
+            yield run[low : low + size], flat
+
+
+def _shapes(tensors: Sequence[Any]) -> list[Any]:
+    """The shape of each."""
+    return list(map(loaded("torch").Tensor.shape.__get__, tensors))
+
+
 def _form(tensors: Sequence[Any], large: Sequence[int]) -> list[Any]:
-    """What says whether tensors are in the same memory as before, in the form that a file has.
+    """What says, beside shapes, whether tensors are in the same memory as before, in the form that a file has.
 
     Those at the places `large` go into the file as they are in memory; copies of the others are in its form anyway.
     """
@@ -162,15 +204,8 @@ def _form(tensors: Sequence[Any], large: Sequence[int]) -> list[Any]:
         # By `map`, not a loop: there may be ten thousand of them.
         list(map(kind.data_ptr, tensors)),
         list(map(kind.dtype.__get__, tensors)),
-        list(map(kind.shape.__get__, tensors)),
         all(tensors[n].is_cpu and tensors[n].is_contiguous() and not tensors[n].is_neg() for n in large),
     ]
-
-
-def _copy(targets: list[Any], sources: list[Any]) -> None:
-    torch = loaded("torch")
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources)
 
 
 class _Changed(Exception):
