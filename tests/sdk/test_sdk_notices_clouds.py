@@ -2,11 +2,15 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from mizzen import notices
+from mizzen.checkpoint import Checkpointer
 from mizzen.notices import AwsWatcher, AzureWatcher, GcpWatcher, Kind, MetadataError, Notice, Watcher
 from mizzen.notices.metadata import Answer, Metadata, epoch_s
 from tests.sdk.clouds import (
@@ -147,6 +151,30 @@ def test_gcp_preemptible_machines_end_after_a_day(serve: Serve, model: str | Non
     assert (notice.kind, notice.ends_at_s, notice.certain) == (Kind.AGE_LIMIT, end_s, True)
     time_s = end_s + 1
     assert watcher.poll() is None
+
+
+@pytest.mark.parametrize("told_s", [None, 500.0])
+def test_saves_divide_the_life_of_a_gcp_machine(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_s: float | None
+) -> None:
+    """From the first save on the interval ends with the 24 hours, less the lead; an end that the user gave stays."""
+    cloud, ends_at_s = Gcp(), time.time() + 7200
+    cloud.values["scheduling/preemptible"] = "TRUE"
+    if told_s:
+        monkeypatch.setenv("MIZZEN_ENDS_AT_S", str(time.time() + told_s))
+    watcher = GcpWatcher(serve(cloud), lead_s=300, started_at_s=lambda: ends_at_s - 86400)
+    assert watcher.poll() is None
+    watcher.period_s = None
+    notices.watch(watcher)
+    try:
+        with Checkpointer(tmp_path / "run") as checkpointer:
+            checkpointer.save(1, {"x": b"1"})
+            choice = checkpointer.cadence.explain()
+    finally:
+        notices.unwatch()
+    assert choice.ends_in_s is not None
+    expected_s = told_s or 7200 - 300
+    assert expected_s - 30 <= choice.ends_in_s <= expected_s
 
 
 def test_gcp_spot_machines_have_no_age_limit(serve: Serve) -> None:

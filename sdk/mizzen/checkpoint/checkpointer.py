@@ -144,7 +144,7 @@ class Checkpointer:
         self._snapshot = Snapshot()
         self._saving: Saving | None = None
         self._saved_step: int | None = None
-        self._pressure = Pressure()
+        self._pressure = Pressure(self.cadence)
 
     @property
     def root(self) -> str:

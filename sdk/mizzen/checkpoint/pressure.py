@@ -5,6 +5,7 @@ import time
 from enum import IntEnum
 
 from mizzen import notices, report
+from mizzen.cadence import Cadence
 from mizzen.notices import Notice
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,9 @@ class Wish(IntEnum):
 class Pressure:
     """Decides once for each notice."""
 
-    def __init__(self) -> None:
+    def __init__(self, cadence: Cadence) -> None:
+        """The cadence learns of ends that the platform names long before."""
+        self._cadence = cadence
         self.save_s: float | None = None
         """How long the last save took until it was durable."""
         self._notice: Notice | None = None
@@ -37,8 +40,14 @@ class Pressure:
         """A save took so long, in seconds, until it was durable."""
         self.save_s = save_s
         watcher = notices.watcher()
-        if watcher is not None:
-            watcher.lead_s = max(watcher.lead_s, LEAD_SAVES * save_s)
+        if watcher is None:
+            return
+        watcher.lead_s = max(watcher.lead_s, LEAD_SAVES * save_s)
+        # An end that somebody gave goes before that of the platform, whose own notice asks for the last save.
+        if watcher.ends_at_s is not None and self._cadence.explain().ends_in_s is None:
+            left_s = watcher.ends_at_s - watcher.lead_s - time.time()
+            if left_s > 0:
+                self._cadence.tell(ends_in_s=left_s)
 
     def wish(self, saved: bool) -> Wish:
         """What the current notice asks for now; `saved`: this very step is durable already, or being written."""

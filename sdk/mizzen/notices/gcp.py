@@ -74,7 +74,6 @@ class GcpWatcher(Watcher):
         self._monotonic = monotonic
         self._ask_at_s = -math.inf
         self._limited: bool | None = None
-        self._ends_at_s: float | None = None
 
     def answers(self) -> bool:
         """Whether the server at the address is Google's: it says so, and names an instance by a number.
@@ -97,10 +96,10 @@ class GcpWatcher(Watcher):
             # What is not known of the age limit must not delay the next look at the preemption.
             with contextlib.suppress(MetadataError):
                 self._limited = self._is_limited()
-                self._ends_at_s = self._started_at_s() + AGE_LIMIT_S if self._limited else None
+                self.ends_at_s = self._started_at_s() + AGE_LIMIT_S if self._limited else None
         # One that is older lives by other rules than these. It is not told, or every restart on it would end at once.
-        if self._ends_at_s is not None and self._ends_at_s - self.lead_s <= self._clock() < self._ends_at_s:
-            return self._notice(Kind.AGE_LIMIT, "scheduling/preemptible is TRUE: 24 hours at most", self._ends_at_s)
+        if self.ends_at_s is not None and self.ends_at_s - self.lead_s <= self._clock() < self.ends_at_s:
+            return self._notice(Kind.AGE_LIMIT, "scheduling/preemptible is TRUE: 24 hours at most", self.ends_at_s)
         return None
 
     def on_signal(self, received: int) -> Notice:

@@ -130,6 +130,9 @@ class Watcher(ABC):
         self.signals = signals
         self.lead_s = lead_s
         """May be set at any time, such as to a multiple of what a save takes."""
+        self.ends_at_s: float | None = None
+        """When the machine or the job goes for certain, in seconds since the epoch; None: not known. It may become
+        known by a `poll`."""
         self._clock = clock
 
     @abstractmethod

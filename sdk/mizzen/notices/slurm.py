@@ -46,19 +46,19 @@ class SlurmWatcher(Watcher):
         signals = [signal.SIGTERM]
         if asked and asked[0] != signal.SIGTERM:
             signals.append(asked[0])
-        ends_at_s = number(environ.get("SLURM_JOB_END_TIME"))
-        self.ends_at_s = ends_at_s if ends_at_s and ends_at_s > 0 else None
-        """When the job reaches its time limit, in seconds since the epoch; None: not known."""
+        limit_s = number(environ.get("SLURM_JOB_END_TIME"))
+        ends_at_s = limit_s if limit_s and limit_s > 0 else None
         self.requeues = int(number(environ.get("SLURM_RESTART_COUNT")) or 0)
         """How often the job was put back into the queue."""
         self._asked = asked
         super().__init__(
             Window.told(environ, WINDOW_S, "Slurm's default of KillWait"),
-            period_s=PERIOD_S if self.ends_at_s is not None else None,
+            period_s=PERIOD_S if ends_at_s is not None else None,
             signals=tuple(signals),
             lead_s=lead_s,
             clock=clock,
         )
+        self.ends_at_s = ends_at_s
 
     def poll(self) -> Notice | None:
         """The time limit, when it is near."""
