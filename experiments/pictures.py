@@ -64,8 +64,17 @@ def _waits(axes: Axes, here: Sequence[Outcome]) -> None:
             if wait.level in HIGH_LEVELS
         )
         if waits:
-            share = 100 * (1 - np.arange(len(waits)) / len(waits))
-            axes.step(np.maximum(waits, 1.0), share, where="post", label=policy, color=COLOURS[k], linewidth=1.3)
+            # As many as the logarithmic axis can show, or the picture's file becomes large.
+            longer = np.unique(np.geomspace(1, len(waits), 400).astype(int))[::-1]
+            share = 100 * longer / len(waits)
+            axes.step(
+                np.maximum(np.asarray(waits)[len(waits) - longer], 1.0),
+                share,
+                where="post",
+                label=policy,
+                color=COLOURS[k],
+                linewidth=1.3,
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(0.1, 100)
