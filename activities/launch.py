@@ -16,9 +16,9 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.staging import bucket_named, failures_shown, is_shown, take_away
-from agent.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain import ids
 from domain.hazard import hazard_per_h
+from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain.protocol import Activity, LaunchPlan, NodeLaunch, StageRequest
 from domain.reasons import ReasonCode
 from domain.slots import TaskSlots

@@ -12,9 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import mizzen
-from agent.launch import LaunchDescription, Owner
+from agent.launch import Owner
 from agent.tasks import RunFolder
 from domain.ids import checkpoint_prefix
+from domain.launch import LaunchDescription
 
 TENANT_UIDS = (2_000_000, 100_000)
 """First user id and how many, by default: above what distributions and containers use."""

@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from agent import tasks
-from agent.launch import LogLaunch
 from agent.sealed import Secrets
 from agent.tasks import RunFolder, State
 from domain.ids import log_prefix
+from domain.launch import LogLaunch
 from mizzen.objects import ObjectStore
 
 MASK = b"***"

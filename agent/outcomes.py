@@ -11,12 +11,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agent import records
-from agent.launch import LaunchDescription
 from agent.logs import Masker
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
+from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome, TaskExit
 
 _OUTCOME = TypeAdapter(NodeOutcome)

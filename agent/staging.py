@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from agent.cgroups import Limits, limit, make_cgroup
 from agent.config import AgentConfig
 from agent.isolation import give_bucket, needed_paths
-from agent.launch import LaunchDescription, Owner, TaskLaunch, TaskPlace, environment
+from agent.launch import Owner, TaskLaunch, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
 from agent.sealed import Secrets, unseal
@@ -24,6 +24,7 @@ from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
 from agent.view import view_for
 from domain.ids import archive_key
+from domain.launch import LaunchDescription, TaskPlace
 from infra.archives import BadArchive
 from mizzen.objects import MissingObject, ObjectStore
 

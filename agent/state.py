@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from agent import records, sealed, shim, tasks
-from agent.launch import LaunchDescription
 from agent.processes import Identity
 from agent.tasks import RunFolder, State
+from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

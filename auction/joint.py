@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from auction.entry import Entry
+from domain.criteria import About, names
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, Plan
 
 CPUS = ""
 """The resource that is not a GPU type."""
 _PROPOSALS = 6
+_VICTIMS = OVER_QUOTA_RANK - 1
+"""Where in a cost (`_cost`) the number of all victims is."""
+_LOSSES = tuple(name for name in names(About.VICTIMS, adding=True) if name != "victims_by_rank")
 Choice = dict[int, str]
 """Place in the head to region."""
 At = tuple[int, str]
@@ -86,7 +90,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
         model.add(sum(costs[at][k] * v for at, v in x.items()) <= amount)
     scale = len(head.entries) * (1 + max((len(options) for options in own.values()), default=0))
     worth = {(i, region): -scale * _victims(plan) - _place(head, i, region) for (i, region), plan in plans.items()}
-    weight = scale * (1 + most[-2])  # More than all victims that there may be.
+    weight = scale * (1 + most[_VICTIMS])  # More than all victims that there may be.
     for rank in reversed(ranks):
         numbers = {i for i, entry in enumerate(head.entries) if entry.request.rank == rank}
         for at in x:
@@ -106,7 +110,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
             return
         chosen = [at for at, v in x.items() if solver.boolean_value(v)]
         after = _by_rank(head, {i for i, _ in chosen})
-        if after < before or (after == before and sum(_victims(plans[at]) for at in chosen) >= most[-2]):
+        if after < before or (after == before and sum(_victims(plans[at]) for at in chosen) >= most[_VICTIMS]):
             return
         yield dict(chosen)
         model.add(sum(x[at] for at in chosen) <= len(chosen) - 1)
@@ -143,24 +147,24 @@ def is_better(head: Head, plans: Plans, than: Plans) -> bool:
         return False
     if any(i not in plans or not _as_good(plans[i], plan) for i, plan in than.items()):
         return False
-    return (_by_rank(head, plans), most[-2]) > (_by_rank(head, than), costs[-2])
+    return (_by_rank(head, plans), most[_VICTIMS]) > (_by_rank(head, than), costs[_VICTIMS])
 
 
 def _as_good(plan: Plan, than: Plan) -> bool:
     """Whether a workload would not mind: racks and machines may be more, and whom it evicts is judged for all."""
-    a, b = plan.quality, than.quality
-    return a.spanning <= b.spanning and a.type_preference <= b.type_preference
+    return all(getattr(plan.quality, name) <= getattr(than.quality, name) for name in names(About.PLACE))
 
 
 def _victims(plan: Plan) -> int:
-    return sum(plan.quality.victims_by_rank)
+    return plan.quality.victims
 
 
 def _cost(plans: Iterable[Plan]) -> list[int]:
-    """What may not grow: the victims at each rank or above it, and the GPU-milliseconds of work that are lost."""
+    """What may not grow: the victims at each rank or above it, and all else about them that adds up, in thousandths."""
     made = [plan.quality for plan in plans]
     victims = (sum(quality.victims_by_rank[k] for quality in made) for k in range(OVER_QUOTA_RANK))
-    return [*accumulate(victims), round(sum(1000 * quality.lost_gpu_s for quality in made))]
+    others = (sum(1000 * getattr(quality, name) for quality in made) for name in _LOSSES)
+    return [*accumulate(victims), *map(round, others)]
 
 
 def _place(head: Head, i: int, region: str) -> int:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from math import inf
 from typing import Any
 
 import psycopg
@@ -23,8 +22,9 @@ from sqlalchemy import Engine, insert
 from activities.awards import Awarded, Candidate, Verdict, award, connected
 from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
 from bench.postgres import postgres
+from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import JobPlacement, Plan, PlanQuality
+from domain.scheduling import JobPlacement, Plan
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from infra.db.migrate import upgrade
 from infra.db.models import Cluster, Machine, Region, Tenant, Workload
@@ -108,7 +108,7 @@ class House:
                 machines += [_machine(name, f"r{r}") for name in names]
                 workloads.append({"id": id_, "tenant": "t", "name": id_, "spec": spec, "reason": reason})
                 placement = JobPlacement("main", "c", "a100", tuple((name, GPUS) for name in names))
-                quality = PlanQuality((0,) * 8, 0.0, -inf, 0, 1, len(names))
+                quality = PlanQuality(racks=1, machines=len(names))
                 plans[r].append(Plan(id_, f"r{r}", (placement,), (), quality))
         with transaction(self.engine) as session:
             session.execute(insert(Machine), machines)

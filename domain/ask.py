@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 from domain.scheduling import JobRequest
 
@@ -26,19 +27,18 @@ class Ask:
 
 @lru_cache(maxsize=50_000)
 def ask_of(text: str) -> Ask:
-    """Reads `workload.ask`. Queues repeat themselves, so most texts are known already.
+    """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order.
+
+    Queues repeat themselves, so most texts are known already.
 
     Raises:
         ValueError: it is not what Postgres writes.
     """
     body = json.loads(text)
-    jobs = tuple(
-        JobRequest(name, int(tasks), int(gpus), tuple(types), int(cpus_milli), int(memory_bytes), bool(spans))
-        for name, tasks, gpus, types, cpus_milli, memory_bytes, spans in body.get("jobs", ())
-    )
+    jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]
     allowed = body.get("allowed")
     return Ask(
-        jobs,
+        tuple(JobRequest(*job) for job in jobs),
         tuple(body.get("tables", ())),
         None if allowed is None else frozenset(allowed),
         frozenset(body.get("excluded", ())),

@@ -4,6 +4,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from domain.scheduling import Holding, JobRequest
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,28 +34,6 @@ class LiveTenant(_Part):
     """Null: no limit."""
 
 
-class LiveJob(_Part):
-    """A job of a gang."""
-
-    name: str
-    tasks: int = Field(ge=1)
-    gpus_per_task: int = Field(ge=0)
-    gpu_types: tuple[str, ...]
-    cpus_milli_per_task: int = Field(ge=0)
-    memory_bytes_per_task: int = Field(ge=0)
-    span_clusters: bool = False
-    """Its tasks may run in several clusters of a region."""
-
-
-class LiveHolding(_Part):
-    """What a workload holds, or was promised, on a machine."""
-
-    machine: str
-    gpus: int = Field(ge=0)
-    cpus_milli: int = Field(ge=0)
-    memory_bytes: int = Field(ge=0)
-
-
 class LivePlacement(_Part):
     """Where a workload is placed."""
 
@@ -63,7 +43,8 @@ class LivePlacement(_Part):
     """When its tasks ran; null: they do not yet."""
     gpus: dict[str, int]
     """GPU type to slots."""
-    holdings: tuple[LiveHolding, ...]
+    holdings: tuple[Holding, ...]
+    """What it holds, or was promised."""
 
 
 class LiveWorkload(_Part):
@@ -75,7 +56,7 @@ class LiveWorkload(_Part):
     level: int | None = Field(None, ge=1, le=7)
     """A wish for a lower level than its tenant's."""
     held: bool
-    jobs: tuple[LiveJob, ...] = Field(min_length=1)
+    jobs: tuple[JobRequest, ...] = Field(min_length=1)
     regions: tuple[str, ...] | None
     """Where it may run, by its user's wish and its data; null: anywhere."""
     ran_s: float = Field(ge=0)

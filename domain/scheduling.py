@@ -5,15 +5,16 @@ Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), me
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import inf
+from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import Field
 
+from domain.criteria import JSON_CONFIG, PlanQuality
 from domain.reasons import Reason
 
-_JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
-"""JSON has no infinity: it travels as a string, and is read as a number again."""
+Amount = Annotated[int, Field(ge=0)]
+"""Checked where it is read from a document, a snapshot for example; not where it is made."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class JobRequest:
     """
 
     name: str
-    tasks: int
-    gpus_per_task: int
+    tasks: Annotated[int, Field(ge=1)]
+    gpus_per_task: Amount
     gpu_types: tuple[str, ...]
-    cpus_milli_per_task: int
-    memory_bytes_per_task: int
+    cpus_milli_per_task: Amount
+    memory_bytes_per_task: Amount
     span_clusters: bool = False
     """Its tasks may run in several clusters of a region, where no single one can take them all."""
 
@@ -157,9 +158,9 @@ class Holding:
     """What one workload holds on one machine."""
 
     machine: str
-    gpus: int
-    cpus_milli: int
-    memory_bytes: int
+    gpus: Amount
+    cpus_milli: Amount
+    memory_bytes: Amount
 
 
 @dataclass(frozen=True)
@@ -222,40 +223,6 @@ class JobPlacement:
 
 
 @dataclass(frozen=True)
-class PlanQuality:
-    """The criteria by which plans compare, in order; a smaller tuple is a better plan (`key`)."""
-
-    __pydantic_config__ = _JSON_CONFIG
-
-    victims_by_rank: tuple[int, ...]
-    """Number of victims at ranks 1..8."""
-    lost_gpu_s: float
-    """GPU-seconds since the victims' last checkpoints."""
-    youngest_victim_started_at_s: float
-    """Start of the victim that ran shortest; minus infinity without victims."""
-    type_preference: int
-    """Sum over jobs of the index of the GPU type in the job's list."""
-    racks: int
-    machines: int
-    spanning: int = 0
-    """Jobs whose tasks span clusters: the last resort before evictions."""
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """The order of criteria up to the region and machine ids, which the caller appends."""
-        return (
-            self.victims_by_rank,
-            sum(self.victims_by_rank),
-            self.lost_gpu_s,
-            self.youngest_victim_started_at_s,
-            self.spanning,
-            self.type_preference,
-            self.racks,
-            self.machines,
-        )
-
-
-@dataclass(frozen=True)
 class Plan:
     """A region's plan for a whole gang. Nothing has been touched: the award checks and commits it."""
 
@@ -267,7 +234,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Total order over plans for one workload: quality, then region and machine ids."""
+        """Total order over plans for one workload: all criteria, then region and machine ids."""
         return (*self.quality.key, self.region, tuple(m for job in self.jobs for m in job.machines))
 
 
@@ -275,7 +242,7 @@ class Plan:
 class Bid:
     """A region's answer for one workload: a plan, or the reasons why there is none."""
 
-    __pydantic_config__ = _JSON_CONFIG
+    __pydantic_config__ = JSON_CONFIG
 
     workload: str
     region: str

@@ -8,8 +8,8 @@ import numpy as np
 
 from domain.scheduling import Holding, PlacementRequest, Plan, RunningWorkload
 from rms.arrays import I8
-from rms.gang import need_of
 from rms.machines import shift
+from rms.plans import need_of
 from rms.region import Promise, Region
 
 _NOTHING = (0, 0, 0)

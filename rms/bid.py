@@ -1,8 +1,9 @@
 """A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or the reasons for none."""
 
-from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, PlanQuality, RegionSnapshot
-from rms.compare import cost
-from rms.gang import SEVERAL, GangPlan, JobPlan, Planner, Stuck, undoing
+from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
+from rms.criteria import quality
+from rms.gang import Planner, undoing
+from rms.plans import SEVERAL, JobPlan, Stuck
 from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
@@ -40,7 +41,7 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
         region.name,
         tuple(_placement(region, job) for job in final.jobs),
         tuple(sorted(region.running[victim] for victim in final.victims)),
-        _quality(region, final),
+        quality(region.holders, final),
     )
     return Bid(request.workload, region.name, plan)
 
@@ -51,16 +52,3 @@ def _placement(region: Region, plan: JobPlan) -> JobPlacement:
     gpu_type = plan.job.gpu_types[plan.preference] if plan.job.gpus_per_task else None
     numbers = region.clusters_of(plan.rows) if plan.cluster == SEVERAL else [plan.cluster]
     return JobPlacement(plan.job.name, "+".join(region.clusters[number] for number in numbers), gpu_type, machines)
-
-
-def _quality(region: Region, plan: GangPlan) -> PlanQuality:
-    by_rank, lost_gpu_ms, youngest_s = cost(region.holders, plan.victims)
-    return PlanQuality(
-        by_rank,
-        lost_gpu_ms / 1000,
-        youngest_s,
-        sum(job.preference for job in plan.jobs),
-        sum(job.racks for job in plan.jobs),
-        sum(len(job.rows) for job in plan.jobs),
-        sum(job.cluster == SEVERAL for job in plan.jobs),
-    )

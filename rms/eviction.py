@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from domain.compiled import compiled
-from rms.arrays import B1, I4, I8
+from rms.arrays import B1, F8, I4, I8
+from rms.criteria import WIDTH, compare, rate
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
 from rms.packing import Need, Spread, capacity, keep
@@ -21,8 +22,8 @@ class Choice(NamedTuple):
 
     victims: I4
     best: I4
-    by_rank: I8
-    best_by_rank: I8
+    rating: F8
+    """(2, WIDTH): that of the place under way, and that of the best plan."""
 
     @classmethod
     def of(cls, holders: int) -> "Choice":
@@ -30,8 +31,7 @@ class Choice(NamedTuple):
         return cls(
             np.empty(holders, np.int32),
             np.empty(holders, np.int32),
-            np.zeros(RANKS, np.int64),
-            np.zeros(RANKS, np.int64),
+            np.zeros((2, WIDTH)),
         )
 
 
@@ -167,25 +167,6 @@ def choose_victims(
 
 
 @compiled
-def _order(
-    by_rank: I8, lost: int, youngest: float, preference: int,
-    best_by_rank: I8, best_lost: int, best_youngest: float, best_preference: int,
-) -> int:  # fmt: skip
-    """Below 0 where the first of two choices comes first by the criteria that are about victims and types; 0: a tie.
-
-    Choices that agree on the number of victims at every rank agree on how many there are.
-    """
-    for rank in range(RANKS):
-        if by_rank[rank] != best_by_rank[rank]:
-            return by_rank[rank] - best_by_rank[rank]
-    if lost != best_lost:
-        return -1 if lost < best_lost else 1
-    if youngest != best_youngest:
-        return -1 if youngest < best_youngest else 1
-    return preference - best_preference
-
-
-@compiled
 def _place_after(
     machines: Machines, holders: Holders, victims: I4, count: int, need: Need, first: int, last: int, middle: int,
     out: Spread,
@@ -223,7 +204,7 @@ def plan_evicting(
     cluster that comes first counts.
     """
     best, where, used, spans, victims_of = NOWHERE, 0, 0, 0, 0
-    best_lost, best_youngest = 0, 0.0
+    rating, best_rating = choice.rating[0], choice.rating[1]
     for preference, wanted in enumerate(types):
         for cluster in range(len(machines.cluster_at) - 1):
             first, last, middle = group_rows(machines, cluster, wanted)
@@ -244,18 +225,8 @@ def plan_evicting(
                         memo.victims[preference, cluster, i] = choice.victims[i]
             if needed == 0:
                 continue
-            choice.by_rank[:] = 0
-            lost, youngest = 0, -np.inf
-            for i in range(needed):
-                victim = choice.victims[i]
-                choice.by_rank[holders.rank[victim] - 1] += 1
-                lost += holders.lost_gpu_ms[victim]
-                youngest = max(youngest, holders.started_at_s[victim])
-            order = -1
-            if best != NOWHERE:
-                order = _order(
-                    choice.by_rank, lost, youngest, preference, choice.best_by_rank, best_lost, best_youngest, best
-                )
+            rate(holders, choice.victims, needed, preference, rating)
+            order = -1 if best == NOWHERE else compare(rating, best_rating, WIDTH)
             if order == 0:
                 # Only now does it matter how compact the plans are: most are never packed.
                 if used == 0:
@@ -264,9 +235,9 @@ def plan_evicting(
                 here, racks = _place_after(machines, holders, choice.victims, needed, need, first, last, middle, out)
                 order = -1 if (racks, here) < (spans, used) else 1
             if order < 0:
-                best, where, used, victims_of, best_lost, best_youngest = preference, cluster, 0, needed, lost, youngest
-                for i in range(RANKS):
-                    choice.best_by_rank[i] = choice.by_rank[i]
+                best, where, used, victims_of = preference, cluster, 0, needed
+                for column in range(WIDTH):
+                    best_rating[column] = rating[column]
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
     if best != NOWHERE:

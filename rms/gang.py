@@ -2,59 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
-from rms.compare import cost
+from rms.criteria import OF_VICTIMS, compare, rating_of
 from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
-from rms.packing import Need, Spread
+from rms.packing import Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
+from rms.plans import SEVERAL, GangPlan, JobPlan, Stuck, need_of
 from rms.region import Region
 from rms.spanning import merged
 
-SEVERAL = -1
 _MEMOS = 64
 """Kinds of jobs for which choices of victims are remembered."""
-
-
-@dataclass(frozen=True)
-class JobPlan:
-    """Where one job's tasks go and whom that evicts."""
-
-    job: JobRequest
-    preference: int
-    """Index of its GPU type in the job's list; 0 for a job without GPUs."""
-    cluster: int
-    """`SEVERAL` where no single one could take it."""
-    rows: I4
-    """Its machines, in the order of their ids."""
-    tasks: I8
-    racks: int
-    victims: tuple[int, ...] = ()
-    """Only those that no earlier job of the gang evicts already."""
-
-
-@dataclass(frozen=True)
-class GangPlan:
-    """A plan for each job, and the victims of all of them."""
-
-    jobs: tuple[JobPlan, ...]
-    victims: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """The first job for which there is no plan."""
-
-    job: JobRequest
-
-
-def need_of(job: JobRequest) -> Need:
-    """A job as the kernels take it."""
-    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks)
 
 
 class Planner:
@@ -196,9 +158,10 @@ class Planner:
         if best == NOWHERE:
             return alone
         several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
-        if alone is not None and cost(region.holders, alone.victims) <= cost(region.holders, several.victims):
-            return alone
-        return several
+        if alone is None:
+            return several
+        one, other = rating_of(region.holders, alone.victims), rating_of(region.holders, several.victims)
+        return alone if compare(one, other, OF_VICTIMS) <= 0 else several
 
     def _memo(self, job: JobRequest, rank: int) -> Memo:
         """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""

@@ -4,10 +4,12 @@ It follows MAST 4.3 step by step on machine ids and dictionaries, tries every cl
 asks "does the job fit?" by trying to place it.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
+from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
     Bid,
@@ -17,7 +19,6 @@ from domain.scheduling import (
     MachineState,
     PlacementRequest,
     Plan,
-    PlanQuality,
     RegionSnapshot,
     RunningWorkload,
 )
@@ -47,6 +48,11 @@ class _Choice:
     place: _Place
     spread: _Spread
     victims: tuple[RunningWorkload, ...]
+
+
+def best(plans: Iterable[Plan]) -> Plan | None:
+    """The plan that comes first by `Plan.key`, which is a total order over the plans of different regions."""
+    return min(plans, default=None, key=lambda plan: plan.key)
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
@@ -294,23 +300,20 @@ def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
     return round(sum(h.gpus for h in victim.holdings) * lost_s * 1000)
 
 
-def _by_rank(victims: list[RunningWorkload] | tuple[RunningWorkload, ...]) -> tuple[int, ...]:
-    return tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9))
+def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequence[RunningWorkload]) -> PlanQuality:
+    return PlanQuality(
+        victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9)),
+        lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
+        youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
+        spanning=sum(not c.place.cluster for c in choices),
+        type_preference=sum(c.place.preference for c in choices),
+        racks=sum(_count_racks(snapshot, c) for c in choices),
+        machines=sum(len(c.spread) for c in choices),
+    )
 
 
 def _criteria(snapshot: RegionSnapshot, option: _Choice) -> tuple[object, ...]:
-    return (
-        _by_rank(option.victims),
-        len(option.victims),
-        sum(_lost_gpu_ms(snapshot, v) for v in option.victims),
-        max((v.started_at_s for v in option.victims), default=-inf),
-        not option.place.cluster,
-        option.place.preference,
-        _count_racks(snapshot, option),
-        len(option.spread),
-        option.place.cluster,
-        sorted(option.spread),
-    )
+    return (*_quality(snapshot, [option], option.victims).key, option.place.cluster, sorted(option.spread))
 
 
 def _count_racks(snapshot: RegionSnapshot, option: _Choice) -> int:
@@ -379,17 +382,8 @@ def _plan(
         JobPlacement(c.job.name, _clusters(snapshot, c), c.place.gpu_type, tuple(sorted(c.spread.items())))
         for c in choices
     )
-    quality = PlanQuality(
-        _by_rank(victims),
-        sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
-        max((v.started_at_s for v in victims), default=-inf),
-        sum(c.place.preference for c in choices),
-        sum(_count_racks(snapshot, c) for c in choices),
-        sum(len(c.spread) for c in choices),
-        sum(not c.place.cluster for c in choices),
-    )
     evicted = tuple(sorted(v.id for v in victims))
-    return Plan(request.workload, snapshot.region, placements, evicted, quality)
+    return Plan(request.workload, snapshot.region, placements, evicted, _quality(snapshot, choices, victims))
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

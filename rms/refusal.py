@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
-from rms.gang import Planner, Stuck
+from rms.gang import Planner
+from rms.plans import Stuck
 
 
 def needs(job: JobRequest) -> str:

@@ -14,9 +14,10 @@ from domain.compiled import compiled
 from domain.scheduling import PlacementRequest, RunningWorkload
 from rms.arrays import B1, F8, I8
 from rms.eviction import free_all
-from rms.gang import JobPlan, Planner, need_of
+from rms.gang import Planner
 from rms.holders import Holders
 from rms.machines import Machines, shift
+from rms.plans import JobPlan, need_of
 from rms.region import Region
 
 _SHORTEST_S = 1200.0

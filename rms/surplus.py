@@ -7,11 +7,12 @@ import numpy as np
 from domain.compiled import compiled
 from domain.scheduling import JobRequest
 from rms.arrays import I8
-from rms.gang import GangPlan, JobPlan, Planner, Undo, need_of, undoing
+from rms.gang import Planner, Undo, undoing
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 from rms.packing import Need, capacity
 from rms.planning import hopeful_groups
+from rms.plans import GangPlan, JobPlan, need_of
 from rms.region import Region
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from domain.live import LiveSnapshot, LiveWorkload
 from domain.priority import OVER_QUOTA_RANK
-from domain.scheduling import Holding, JobRequest, MachineState, RunningWorkload, TenantState
+from domain.scheduling import MachineState, RunningWorkload, TenantState
 from infra.errors import ConfigurationError
 from simulation.draws import chance
 from simulation.ledger import NOTHING, Amounts, plus
@@ -124,13 +124,12 @@ def _held_back(workloads: Sequence[LiveWorkload]) -> list[str]:
 
 
 def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> Workload:
-    jobs = tuple(JobRequest(**dict(j)) for j in w.jobs)
     left_s = inf if w.max_runtime_s is None else max(_LEAST_S, w.max_runtime_s - w.ran_s)
     work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
     if w.placement is not None and w.placement.started_at is not None:
         work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # What this attempt has done already.
     return Workload(
-        w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() - zero_s, 0.0, work_s, jobs,
+        w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() - zero_s, 0.0, work_s, w.jobs,
         None if w.regions is None else frozenset(w.regions), left_s,
     )  # fmt: skip
 
@@ -146,9 +145,7 @@ def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> Held | None
     """What it holds on machines that are there; None: nothing."""
     placement = w.placement
     assert placement is not None
-    holdings = tuple(
-        Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes) for h in placement.holdings if h.machine in known
-    )
+    holdings = tuple(h for h in placement.holdings if h.machine in known)
     if not holdings:
         return None
     began = placement.started_at or placement.awarded_at

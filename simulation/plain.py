@@ -20,7 +20,6 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.columns import Change, W
-from rms.compare import best
 from simulation.engine import Counts, Standing
 from simulation.ledger import Ledger
 
@@ -82,7 +81,7 @@ class Plain:
             if entry.regions is None or region in entry.regions:
                 bids.append(rms.reference.bid(self._snapshot(region), entry.request))
                 self._counts.negative_misses += 1
-        plan = best(bid.plan for bid in bids if bid.plan is not None)
+        plan = rms.reference.best(bid.plan for bid in bids if bid.plan is not None)
         if plan is None:
             return Outcome(entry.request.workload, None, {bid.region: bid for bid in bids})
         self._award(plan, entry)

@@ -11,8 +11,6 @@ from api.auth import Operator
 from api.routing import Router
 from api.state import StateOf
 from domain.live import (
-    LiveHolding,
-    LiveJob,
     LiveMachine,
     LivePlacement,
     LiveSnapshot,
@@ -21,6 +19,7 @@ from domain.live import (
 )
 from domain.phases import Phase
 from domain.priority import HIGHEST_LEVEL
+from domain.scheduling import Holding
 from domain.spec import WorkloadSpec
 from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
@@ -103,9 +102,9 @@ def _workloads(session: Session) -> tuple[LiveWorkload, ...]:
     )
 
 
-def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, list[LiveHolding]]:
+def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, list[Holding]]:
     """What current attempts hold or were promised."""
-    out: dict[str, list[LiveHolding]] = defaultdict(list)
+    out: dict[str, list[Holding]] = defaultdict(list)
     rows = session.scalars(
         select(Allocation).where(Allocation.released_at.is_(None)).order_by(Allocation.workload, Allocation.machine)
     )
@@ -113,9 +112,7 @@ def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, lis
         attempt = current.get(row.workload)
         if attempt is not None and attempt.attempt == row.attempt:
             gpus = (row.slots | row.awaited).bit_count()
-            holding = LiveHolding(
-                machine=row.machine, gpus=gpus, cpus_milli=row.cpus_milli, memory_bytes=row.memory_bytes
-            )
+            holding = Holding(machine=row.machine, gpus=gpus, cpus_milli=row.cpus_milli, memory_bytes=row.memory_bytes)
             out[row.workload].append(holding)
     return out
 
@@ -132,7 +129,7 @@ def _workload(
     regions: tuple[str, ...] | None,
     ran_s: float,
     attempt: Attempt | None,
-    holdings: Mapping[str, list[LiveHolding]],
+    holdings: Mapping[str, list[Holding]],
 ) -> LiveWorkload:
     placement = None
     if attempt is not None and row.phase != Phase.CHECKPOINTING and row.id in holdings:
@@ -149,18 +146,7 @@ def _workload(
         submitted_at=row.submitted_at,
         level=row.level,
         held=row.held_by is not None,
-        jobs=tuple(
-            LiveJob(
-                name=r.name,
-                tasks=r.tasks,
-                gpus_per_task=r.gpus_per_task,
-                gpu_types=r.gpu_types,
-                cpus_milli_per_task=r.cpus_milli_per_task,
-                memory_bytes_per_task=r.memory_bytes_per_task,
-                span_clusters=r.span_clusters,
-            )
-            for r in spec.requests()
-        ),
+        jobs=spec.requests(),
         regions=regions,
         ran_s=ran_s,
         max_runtime_s=spec.limits.max_runtime_s,

@@ -1,16 +1,16 @@
 """What is free where, for the rivals: pools of machines of one GPU type in one cluster, as columns."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from domain.scheduling import JobPlacement, JobRequest, MachineState, Plan, PlanQuality
+from domain.criteria import PlanQuality
+from domain.scheduling import JobPlacement, JobRequest, MachineState, Plan
 from simulation.ledger import Amounts, Ledger
 
 Ints = npt.NDArray[np.int64]
-_UNRATED = PlanQuality((0,) * 8, 0.0, -inf, 0, 0, 0)
+_UNRATED = PlanQuality()
 """Rivals have no auction: nothing compares their plans."""
 
 

@@ -10,7 +10,6 @@ from sqlalchemy import select, text
 
 import gms.scan
 import rms.bid
-import rms.compare
 from activities import awards
 from activities.bids import asked
 from domain.phases import Phase
@@ -20,6 +19,7 @@ from domain.spec import WorkloadSpec
 from infra.db import published
 from infra.db.logs import Outbox, RegionBid, Waiting
 from infra.db.models import Machine, Tenant, Workload
+from rms import reference
 from tests.activities import oracle
 from tests.activities.invariants import check
 from tests.activities.world import GIB, World, job
@@ -67,7 +67,7 @@ def _one_at_a_time(world: World) -> None:
                 state = oracle.region_snapshot(session, region, world.settings.scheduler)
             if own.ask.allows_region(region):
                 bids.append(rms.bid.bid(state, own.request))
-        best = rms.compare.best([b.plan for b in bids if b.plan is not None])
+        best = reference.best([b.plan for b in bids if b.plan is not None])
         if best is not None:
             victims = {v: world.workload(v).attempt for v in best.victims}
             candidate = awards.Candidate(best, entry.rank, own.ask.jobs, victims)

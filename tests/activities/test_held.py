@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from activities.order import Entry
 from domain.ask import Ask, ask_of
 from domain.phases import Phase
 from domain.protocol import DryRunRequest
-from domain.scheduling import Bid, RegionSnapshot, ScanResult
+from domain.scheduling import Bid, JobRequest, RegionSnapshot, ScanResult
 from domain.spec import WorkloadSpec
 from infra.db import changes
 from infra.db.logs import Change
@@ -304,8 +304,10 @@ def test_machines_move_and_regions_come_and_go(world: World) -> None:
 
 def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
     """What Postgres derives from a specification is what the schedulers used to read from it."""
+    full = job("a", tasks=2, gpus=2, types=("h100", "a100"), span_clusters=True)
+    assert all(asdict(full.request())[one.name] != one.default for one in fields(JobRequest)), "a field would not show"
     spec = WorkloadSpec(
-        name="w", tenant="t", jobs=(job("a", tasks=2, gpus=2, types=("h100", "a100")), job("b", gpus=0)),
+        name="w", tenant="t", jobs=(full, job("b", gpus=0)),
         tables=("words", "a \"quoted\" name"), regions_allowed=("east", "west"), regions_excluded=("west",),
     )  # fmt: skip
     plain = WorkloadSpec(name="w", tenant="t", jobs=(job(),))

@@ -11,8 +11,8 @@ import pytest
 from nacl.public import PrivateKey, SealedBox
 from temporalio.exceptions import ApplicationError
 
-from agent.launch import LaunchDescription
 from domain import ids
+from domain.launch import LaunchDescription
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec

@@ -24,9 +24,10 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from agent import shim, tasks
 from agent.config import AgentConfig
 from agent.host import serve
-from agent.launch import LaunchDescription, TaskLaunch
+from agent.launch import TaskLaunch
 from agent.tasks import RunFolder
 from domain.ids import CONTROL_QUEUE, agent_queue, launch_key, log_prefix
+from domain.launch import LaunchDescription
 from domain.protocol import Activity, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
 from infra.config import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG

@@ -19,8 +19,8 @@ from agent import tasks
 from agent.cgroups import CONTROLLERS, Limits, limit, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import TENANT_UIDS, why_not_separate
-from agent.launch import LaunchDescription
 from agent.state import StateFolder
+from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome
 from tests.agent.harness import Lab, description, ended, python, run_folder, until_async
 

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from agent import sealed
 from agent.config import AgentConfig
-from agent.launch import LaunchDescription, environment
+from agent.launch import environment
 from agent.logs import Masker
 from agent.ports import NoFreePort, bindable, reserve
 from agent.progress import NoticeReader, last_sign_s, read_progress
 from agent.state import StateFolder
+from domain.launch import LaunchDescription
 from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import logs, tasks
-from agent.launch import LogLaunch
 from agent.logs import LogStream, Masker, Shipping, shipped
 from agent.tasks import RunFolder
 from domain.ids import log_prefix
+from domain.launch import LogLaunch
 from mizzen.objects import ObjectStore, open_store
 from tests.agent.harness import read_log, run_folder
 

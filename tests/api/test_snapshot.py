@@ -6,6 +6,7 @@ from sqlalchemy import update
 
 from domain.live import LiveSnapshot
 from domain.phases import Phase
+from domain.spec import WorkloadSpec
 from infra.db.models import Allocation, Attempt, Machine, Tenant, Workload
 from infra.db.tables import Partition, Replica
 from simulation.live import live_scenario
@@ -46,7 +47,7 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
         "vision": (3, {"a100": 8}, 64_000),
     }
     by_id = {w.id: w for w in live.workloads}
-    assert by_id[running].jobs[0].span_clusters is False and by_id[coming].jobs[0].span_clusters is True
+    assert by_id[coming].jobs == WorkloadSpec.model_validate(spanning).requests() != by_id[running].jobs
     assert list(by_id) == sorted([running, queued, leaving, coming])
     placed = by_id[running].placement
     assert placed is not None and placed.started_at is not None

@@ -15,8 +15,8 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from rms.bid import bid, bid_in
-from rms.compare import best
 from rms.gang import Planner
+from rms.reference import best
 from rms.region import Region
 
 from .fleets import GIB, gpu_job, machine, region, request, running

@@ -188,8 +188,9 @@ def replace_settings(**changes: float) -> Settings:
 
 
 def _plan(workload_id: str):  # type: ignore[no-untyped-def]
-    from domain.scheduling import JobPlacement, Plan, PlanQuality
+    from domain.criteria import PlanQuality
+    from domain.scheduling import JobPlacement, Plan
 
-    quality = PlanQuality((0,) * 8, 0.0, float("-inf"), 0, 1, 1)
+    quality = PlanQuality(racks=1, machines=1)
     placement = JobPlacement("main", "c1", "a100", (("east/c1/a100-000", 1),))
     return Plan(workload_id, "east", (placement,), (), quality)

@@ -1,0 +1,66 @@
+"""The criteria of `domain/criteria.py` as columns: what a region's options for one job are compared by.
+
+A rating is a float64[WIDTH], a column for each criterion that can be told before the tasks are packed, in the order of
+the list; a smaller rating, compared column by column, is better. How compact an option is matters only between equal
+ratings, and is found out only then. (Numbers of victims and GPU-milliseconds are whole and below 2**53: exact.)
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from domain.compiled import compiled
+from domain.criteria import PlanQuality
+from rms.arrays import F8, I4
+from rms.holders import RANKS, Holders
+from rms.plans import SEVERAL, GangPlan
+
+LOST_GPU_MS = RANKS
+YOUNGEST_S = RANKS + 1
+OF_VICTIMS = RANKS + 2
+"""So many columns, the first, are about victims."""
+PREFERENCE = OF_VICTIMS
+WIDTH = OF_VICTIMS + 1
+
+
+@compiled
+def rate(holders: Holders, victims: I4, count: int, preference: int, rating: F8) -> None:
+    """Writes the rating of an option whose victims are the first `count` of `victims`."""
+    rating[:OF_VICTIMS] = 0.0
+    rating[YOUNGEST_S] = -np.inf
+    for i in range(count):
+        victim = victims[i]
+        rating[holders.rank[victim] - 1] += 1.0
+        rating[LOST_GPU_MS] += holders.lost_gpu_ms[victim]
+        rating[YOUNGEST_S] = max(rating[YOUNGEST_S], holders.started_at_s[victim])
+    rating[PREFERENCE] = preference
+
+
+@compiled
+def compare(a: F8, b: F8, columns: int) -> int:
+    """Below 0 where rating a comes first by the first `columns` columns, above 0 where b does; 0: a tie."""
+    for column in range(columns):
+        if a[column] != b[column]:
+            return -1 if a[column] < b[column] else 1
+    return 0
+
+
+def rating_of(holders: Holders, victims: Sequence[int], preference: int = 0) -> F8:
+    """The rating of an option with these victims."""
+    rating = np.empty(WIDTH)
+    rate(holders, np.array(victims, np.int32), len(victims), preference, rating)
+    return rating
+
+
+def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
+    """What the plan for a whole gang is judged by."""
+    rating = rating_of(holders, plan.victims)
+    return PlanQuality(
+        victims_by_rank=tuple(map(int, rating[:RANKS])),
+        lost_gpu_s=float(rating[LOST_GPU_MS]) / 1000,
+        youngest_victim_started_at_s=float(rating[YOUNGEST_S]),
+        spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
+        type_preference=sum(job.preference for job in plan.jobs),
+        racks=sum(job.racks for job in plan.jobs),
+        machines=sum(len(job.rows) for job in plan.jobs),
+    )

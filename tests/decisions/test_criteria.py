@@ -1,0 +1,44 @@
+"""The list of criteria by which plans compare: its order, where it is told, and that every place knows all of it."""
+
+from dataclasses import fields
+from math import inf
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from domain.criteria import PlanQuality, markdown
+
+ORDER = (
+    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference", "racks", "machines",
+)  # fmt: skip
+WORST = PlanQuality(
+    victims_by_rank=(1,) * 8, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, type_preference=1, racks=1,
+    machines=1,
+)  # fmt: skip
+
+
+def test_the_order_of_the_criteria() -> None:
+    """An earlier criterion decides, however much worse all later ones are."""
+    assert tuple(one.name for one in fields(PlanQuality)) == ORDER
+    values = {name: getattr(WORST, name) for name in ORDER}
+    for place, name in enumerate(ORDER):
+        better = {earlier: values[earlier] for earlier in ORDER[:place]}
+        huge = {later: (9,) * 8 if later == "victims_by_rank" else 1e9 for later in ORDER[place + 1 :]}
+        assert PlanQuality(**better, **huge).key < WORST.key, name
+
+
+def test_the_documentation_has_the_list(checkout: Path) -> None:
+    """The users' page shows the table that is made from it."""
+    assert markdown() in (checkout / "docs" / "scheduling.md").read_text()
+
+
+def test_qualities_of_earlier_versions_are_read() -> None:
+    """A bid or an award that was written before a criterion was added has its default."""
+    old = '{"victims_by_rank": [0,0,0,0,0,0,0,2], "lost_gpu_s": 3.5, "youngest_victim_started_at_s": "-Infinity",'
+    old += ' "type_preference": 1, "racks": 2, "machines": 3}'
+    found = TypeAdapter(PlanQuality).validate_json(old)
+    assert found == PlanQuality(
+        victims_by_rank=(0, 0, 0, 0, 0, 0, 0, 2), lost_gpu_s=3.5, youngest_victim_started_at_s=-inf, type_preference=1,
+        racks=2, machines=3,
+    )  # fmt: skip
+    assert TypeAdapter(PlanQuality).validate_json(TypeAdapter(PlanQuality).dump_json(found)) == found
