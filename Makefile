@@ -26,13 +26,13 @@ $(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproj
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e .
 	@echo "compiling the schedulers' inner loops (half a minute, once for each version of them)"
-	@$(BIN)/python -m activities.warm
+	@$(BIN)/python -m activities.scheduling.precompile
 	@touch $@
 
 # What the demo does not use; tests and benches must not wait for it in their midst.
 $(VENV)/.compiled: $(VENV)/.ready
 	@echo "compiling the placement of tables (under a minute, once for each version of it)"
-	@$(BIN)/python -m activities.warm tables
+	@$(BIN)/python -m activities.scheduling.precompile tables
 	@touch $@
 
 demo: setup

@@ -14,25 +14,25 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
-from activities.auction import AuctionActivities
-from activities.bids import RegionActivities
-from activities.buckets import BucketCheck
-from activities.copies import CopyActivities
-from activities.dispatch import Dispatcher
-from activities.held import Held
-from activities.house import HouseActivities
-from activities.launch import LaunchActivities
-from activities.machines import MachineActivities
-from activities.moves import MoveActivities
-from activities.night_schedule import set_schedule
-from activities.nights import NightActivities
-from activities.progress import Progress
-from activities.reconcile import Reconciler
-from activities.removal import RemovalActivities
-from activities.scrub import ScrubActivities
-from activities.singletons import keep_singletons
-from activities.warm import warm
-from activities.workloads import WorkloadActivities
+from activities.data.buckets import BucketCheck
+from activities.data.copies import CopyActivities
+from activities.data.moves import MoveActivities
+from activities.data.night_schedule import set_schedule
+from activities.data.nights import NightActivities
+from activities.data.removal import RemovalActivities
+from activities.data.scrub import ScrubActivities
+from activities.lifecycle.dispatch import Dispatcher
+from activities.lifecycle.housekeeping import HouseActivities
+from activities.lifecycle.launch import LaunchActivities
+from activities.lifecycle.machines import MachineActivities
+from activities.lifecycle.progress import Progress
+from activities.lifecycle.reconcile import Reconciler
+from activities.lifecycle.singletons import keep_singletons
+from activities.lifecycle.workloads import WorkloadActivities
+from activities.scheduling.auction import AuctionActivities
+from activities.scheduling.bids import RegionActivities
+from activities.scheduling.precompile import warm
+from activities.scheduling.scheduler_state import Held
 from domain import ids
 from domain.version import BUILD_ID
 from infra.beat import DISPATCHER, Beat

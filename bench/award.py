@@ -1,9 +1,10 @@
 """award: awards/s of 16 slots in 8 regions at once, on Postgres with fsync on (MAST 4.3; one transaction each).
 
 Against commits/s of one row on 8 connections of the same server: each connection inserts one short row after the other
-and commits each, with a prepared statement, from a thread of its own. An award is `activities.awards`'s: it locks the
-workload and its machines, checks, writes the attempt, the allocations, the phase, its event and the mail to the
-workflow, and commits. Every workload is 16 tasks with one GPU each, on two machines of 8; each region has a thread of
+and commits each, with a prepared statement, from a thread of its own. An award is that of
+`activities.scheduling.awards`: it locks the workload and its machines, checks, writes the attempt, the allocations, the
+phase, its event and the mail to the workflow, and commits. Every workload is 16 tasks with one GPU each, on two
+machines of 8; each region has a thread of
 its own. One award in ten comes too late first: its plan names machines that the award before it took, is refused, and
 the next plan is taken. In a round each region awards 64 new workloads on 128 new machines, one transaction each; then 8
 connections commit 4,000 rows; then each region awards 64 others as an auction does a batch: all that are left in one
@@ -19,7 +20,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, insert
 
-from activities.awards import Awarded, Candidate, Verdict, award, connected
+from activities.scheduling.awards import Awarded, Candidate, Verdict, award, connected
 from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
 from bench.postgres import postgres
 from domain.criteria import PlanQuality

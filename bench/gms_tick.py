@@ -21,10 +21,10 @@ import numpy as np
 import psycopg
 from sqlalchemy import Engine
 
-from activities.auction import AuctionActivities
-from activities.bids import RegionActivities
-from activities.held import Held
-from activities.reading import Reader
+from activities.scheduling.auction import AuctionActivities
+from activities.scheduling.bids import RegionActivities
+from activities.scheduling.reading import Reader
+from activities.scheduling.scheduler_state import Held
 from bench import queues
 from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, seconds
 from bench.postgres import postgres

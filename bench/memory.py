@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from activities.warm import warm
+from activities.scheduling.precompile import warm
 from bench import queues, regions
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from domain.scheduling import MachineState

@@ -103,7 +103,7 @@ def show_in_temporal(*, rank: int | None = None, attempt: int | None = None, **v
     """Sets search attributes: `region`, `phase`, `reason`, the rank and the attempt's number.
 
     Operators filter by them in Temporal's UI, and reconciling compares phase and attempt with Postgres. All of them,
-    with tenant and name, are there from the start of the workflow (`activities.starting`).
+    with tenant and name, are there from the start of the workflow (`activities.lifecycle.starting`).
     """
     updates: list[SearchAttributeUpdate[Any]] = [_KEYWORDS[name].value_set(value) for name, value in values.items()]
     if rank is not None:

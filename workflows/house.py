@@ -14,9 +14,9 @@ ROUNDS = 500
 REMOVES_REPLICAS = "removes-replicas"
 """Patch: rounds that expire what was kept long enough also delete replicas whose time is over."""
 RECONCILES_APART = "reconciles-apart"
-"""Patch: reconciling has a loop of its own (`activities.reconcile`), which does not depend on Temporal's state."""
+"""Patch: reconciling has a loop of its own (`activities.lifecycle.reconcile`), independent of Temporal's state."""
 PROGRESS_APART = "progress-apart"
-"""Patch: progress is read in a loop of its own (`activities.progress`); a round only deletes, and rests for long."""
+"""Patch: progress is read in a loop of its own (`activities.lifecycle.progress`); a round only deletes, and rests."""
 REST_S = 300.0
 _EXPIRE_EVERY = 30
 """Rounds of before."""

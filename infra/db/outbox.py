@@ -1,4 +1,4 @@
-"""Writing mail to Temporal in the transaction that makes it true. `activities.dispatch` delivers it afterwards."""
+"""Writing mail to Temporal in the transaction that makes it true. `activities.lifecycle.dispatch` delivers it."""
 
 import json
 from typing import Any

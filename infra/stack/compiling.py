@@ -10,7 +10,7 @@ from domain.machine_code import is_complete
 from infra.errors import StackError
 
 _PACKAGES = ("gms", "rms")
-_COMMAND = (sys.executable, "-m", "activities.warm")
+_COMMAND = (sys.executable, "-m", "activities.scheduling.precompile")
 
 
 async def compile_loops(say: Callable[[str], None], command: Sequence[str] = _COMMAND) -> None:

@@ -12,7 +12,7 @@ import sys
 import traceback
 
 from activities.roles import run_worker
-from activities.warm import warm
+from activities.scheduling.precompile import warm
 from infra.config import Settings
 
 

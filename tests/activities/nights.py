@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import func, select
 from temporalio.testing import ActivityEnvironment
 
-from activities.copies import CopyActivities
-from activities.moves import MoveActivities
-from activities.nights import NightActivities
+from activities.data.copies import CopyActivities
+from activities.data.moves import MoveActivities
+from activities.data.nights import NightActivities
 from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import ReplicateTable
 from infra.config import NightlySettings, TetrisSettings

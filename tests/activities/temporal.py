@@ -12,7 +12,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.dispatch import Dispatcher
+from activities.lifecycle.dispatch import Dispatcher
 from domain.ids import SCHEDULER_WORKFLOW_ID, workload_workflow_id
 from infra.db.logs import Outbox
 from infra.db.session import transaction

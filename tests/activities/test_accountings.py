@@ -7,7 +7,7 @@ import pytest
 
 import rms.award
 import rms.bid
-from activities import awards
+from activities.scheduling import awards
 from domain.phases import Phase
 from domain.scheduling import Holding, PlacementRequest, RegionSnapshot
 from domain.spec import WorkloadSpec

@@ -10,8 +10,8 @@ from sqlalchemy import select, text
 
 import gms.scan
 import rms.bid
-from activities import awards
-from activities.bids import asked
+from activities.scheduling import awards
+from activities.scheduling.bids import asked
 from domain.phases import Phase
 from domain.protocol import AwardRequest, BidRequest, DryRunRequest
 from domain.scheduling import Bid

@@ -7,8 +7,8 @@ import pytest
 from alembic import command
 from sqlalchemy import select, text
 
-from activities import awards
-from activities.bids import newest_evictors
+from activities.scheduling import awards
+from activities.scheduling.bids import newest_evictors
 from domain.phases import Phase
 from domain.priority import rank_of
 from domain.reported import TaskProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.buckets import BucketCheck
+from activities.data.buckets import BucketCheck
 from bench.buckets import Endpoint
 from domain import ids
 from infra.config import BucketSettings

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities import beating, partitions
-from activities.copies import CopyActivities
+from activities import heartbeat
+from activities.data import partitions
+from activities.data.copies import CopyActivities
 from domain.protocol import NIGHTLY, ON_DEMAND, CheckpointCopy, ReplicateTable
 from infra.config import CopySettings
 from infra.db.tables import Replica
@@ -132,7 +133,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from temporalio.testing import ActivityEnvironment
-from activities.copies import CopyActivities
+from activities.data.copies import CopyActivities
 from domain.protocol import CheckpointCopy
 from infra.config import Settings
 from infra.db.session import open_engine
@@ -167,7 +168,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
 
 def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one object takes its time the activity heartbeats with the bytes last told."""
-    monkeypatch.setattr(beating, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     fleet.bucket("east").put("tables/words/0", bytes(10))
     fleet.table("words", 10, "east")
     with fleet.session() as session:

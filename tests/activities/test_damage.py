@@ -9,8 +9,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.removal import RemovalActivities
-from activities.scrub import ScrubActivities
+from activities.data.removal import RemovalActivities
+from activities.data.scrub import ScrubActivities
 from domain.protocol import ReplicateTable, Scrub, StageRequest
 from infra.db.catalogue import ready_replicas
 from infra.db.tables import PartitionManifest, Replica, ReplicaPartition

@@ -16,8 +16,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.removal import RemovalActivities
-from activities.scrub import ScrubActivities
+from activities.data.removal import RemovalActivities
+from activities.data.scrub import ScrubActivities
 from domain.nights import MoveOrder, NextMove
 from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub, StageRequest

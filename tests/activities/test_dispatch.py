@@ -10,8 +10,8 @@ from sqlalchemy.engine import make_url
 from temporalio.client import Client
 from temporalio.service import RetryConfig
 
-from activities import dispatch
-from activities.dispatch import Dispatcher
+from activities.lifecycle import dispatch
+from activities.lifecycle.dispatch import Dispatcher
 from domain import ids
 from domain.phases import Phase
 from domain.protocol import MailKind

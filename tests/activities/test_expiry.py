@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from temporalio.testing import ActivityEnvironment
 
-from activities.house import HouseActivities
+from activities.lifecycle.housekeeping import HouseActivities
 from domain import ids
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox

@@ -14,9 +14,9 @@ from sqlalchemy import Engine, delete, select, text
 
 import gms.scan
 import rms.bid
-from activities.bids import Asked, placement_request, region_bid
-from activities.held import Held
-from activities.order import Entry
+from activities.scheduling.bids import Asked, placement_request, region_bid
+from activities.scheduling.scan_result import Entry
+from activities.scheduling.scheduler_state import Held
 from domain.ask import Ask, ask_of
 from domain.phases import Phase
 from domain.protocol import DryRunRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.links import share
+from activities.data.bandwidth_shares import share
 from domain.protocol import NIGHTLY, ON_DEMAND
 from infra.config import CopySettings
 

@@ -15,8 +15,8 @@ from sqlalchemy import select
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities.house import HouseActivities
-from activities.removal import RemovalActivities
+from activities.data.removal import RemovalActivities
+from activities.lifecycle.housekeeping import HouseActivities
 from infra.config import CopySettings
 from infra.db import outbox
 from infra.db.nights import Night, begin_night

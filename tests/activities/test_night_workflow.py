@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from temporalio.client import Client
 
-from activities.night_schedule import night_schedule, set_schedule
+from activities.data.night_schedule import night_schedule, set_schedule
 from domain import ids
 from infra.config import CopySettings, NightlySettings
 from infra.db import outbox

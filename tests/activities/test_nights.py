@@ -9,8 +9,8 @@ from sqlalchemy import func, select
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.night_moves import moves_of, tidy
-from activities.nights import forget_nights
+from activities.data.night_moves import moves_of, tidy
+from activities.data.nights import forget_nights
 from domain.nights import NightRef
 from infra.db.models import Datacenter, Region
 from infra.db.nights import Night, NightMove, begin_night

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.copies import CopyActivities
-from activities.on_demand import targets
+from activities.data.copies import CopyActivities
+from activities.data.on_demand import targets
 from domain.protocol import ReplicateTable
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid

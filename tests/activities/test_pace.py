@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from activities.pace import BURST, Pace, Share
+from activities.scheduling.pace import BURST, Pace, Share
 
 
 def _taken(pace: Pace, until_s: float) -> list[float]:

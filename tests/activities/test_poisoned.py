@@ -9,8 +9,8 @@ from temporalio import activity, workflow
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from activities.lifecycle.singletons import assert_singletons
 from activities.roles import control_worker
-from activities.singletons import assert_singletons
 from domain import ids
 from tests.activities.world import World
 

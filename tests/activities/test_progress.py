@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from temporalio.client import Client
 
-from activities.progress import Progress
+from activities.lifecycle.progress import Progress
 from activities.roles import control_worker
 from domain import ids
 from domain.phases import Phase

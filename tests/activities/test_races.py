@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from activities import slots
+from activities.lifecycle import handover
 from domain.phases import Phase
 from domain.reported import TaskProgress
 from infra.db.models import Attempt
@@ -58,7 +58,7 @@ def test_two_victims_that_give_up_at_the_same_instant(contest: tuple[World, str,
     with ThreadPoolExecutor(1) as pool:
         with transaction(world.engine) as session:
             # All of the release but its commit.
-            slots.release(session, early, 1)
+            handover.release(session, early, 1)
             session.execute(
                 text("update attempt set released_at = clock_timestamp() where workload = :w"), {"w": early}
             )
@@ -78,14 +78,14 @@ def test_a_victim_and_its_evictor_end_at_the_same_instant(
     """A hand-over and the end of who it is for never wait for each other in a circle."""
     world, evictor, victims = contest
     handed_over, go_on = threading.Event(), threading.Event()
-    tell = slots._tell_if_ready
+    tell = handover._tell_if_ready
 
     def slowly(*args: Any) -> None:
         handed_over.set()
         assert go_on.wait(20)
         tell(*args)
 
-    monkeypatch.setattr(slots, "_tell_if_ready", slowly)
+    monkeypatch.setattr(handover, "_tell_if_ready", slowly)
     with ThreadPoolExecutor(2) as pool:
         victim = pool.submit(world.release, victims[0], Phase.PREEMPTED)
         assert handed_over.wait(20)

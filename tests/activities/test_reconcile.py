@@ -10,11 +10,11 @@ from sqlalchemy import select, text
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from activities.dispatch import Dispatcher
 from activities.leader import lead
-from activities.reconcile import Reconciler
-from activities.singletons import SINGLETONS, assert_singletons, keep_singletons
-from activities.starting import read_start, start_workflow
+from activities.lifecycle.dispatch import Dispatcher
+from activities.lifecycle.reconcile import Reconciler
+from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_singletons
+from activities.lifecycle.starting import read_start, start_workflow
 from domain import ids
 from domain.phases import Phase
 from domain.protocol import MailKind

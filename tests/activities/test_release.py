@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 from temporalio.exceptions import ApplicationError
 
-from activities.workloads import set_progress
+from activities.lifecycle.workloads import set_progress
 from domain.phases import Phase
 from domain.protocol import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
 from domain.reported import TaskProgress

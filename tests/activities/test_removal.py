@@ -7,9 +7,9 @@ from sqlalchemy import text
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities import removal
-from activities.removal import RemovalActivities
-from activities.scrub import ScrubActivities
+from activities.data import removal
+from activities.data.removal import RemovalActivities
+from activities.data.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub

@@ -14,8 +14,8 @@ from sqlalchemy import select, text
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import ActivityEnvironment
 
-from activities import partitions, replicas
-from activities.copies import CopyActivities
+from activities.data import partitions, replicas
+from activities.data.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
@@ -144,7 +144,7 @@ def test_a_replica_of_parts_gets_those(fleet: World) -> None:
 _KILLED = """
 import os, signal, sys
 from temporalio.testing import ActivityEnvironment
-from activities.copies import CopyActivities
+from activities.data.copies import CopyActivities
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db.session import open_engine

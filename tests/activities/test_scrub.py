@@ -8,9 +8,9 @@ from sqlalchemy import select
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities import scrub
-from activities.scrub import ScrubActivities
-from activities.verification import OutOfTime, Reading, Verifier
+from activities.data import scrub
+from activities.data.scrub import ScrubActivities
+from activities.data.verification import OutOfTime, Reading, Verifier
 from domain.protocol import Scrub
 from infra.config import CopySettings
 from infra.db import integrity, outbox

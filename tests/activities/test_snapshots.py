@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from activities.bids import placement_request
-from activities.order import Entry
+from activities.scheduling.bids import placement_request
+from activities.scheduling.scan_result import Entry
 from domain.ask import Ask
 from domain.phases import Phase
 from domain.scheduling import RegionSnapshot

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from activities.usage import Usage
+from activities.scheduling.usage import Usage
 
 WINDOW_US = 1000
 

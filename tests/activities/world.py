@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
-from activities import awards
-from activities.auction import AuctionActivities
-from activities.bids import RegionActivities, asked, region_bid
-from activities.held import Held
-from activities.launch import LaunchActivities
-from activities.machines import MachineActivities
-from activities.workloads import WorkloadActivities
+from activities.lifecycle.launch import LaunchActivities
+from activities.lifecycle.machines import MachineActivities
+from activities.lifecycle.workloads import WorkloadActivities
+from activities.scheduling import awards
+from activities.scheduling.auction import AuctionActivities
+from activities.scheduling.bids import RegionActivities, asked, region_bid
+from activities.scheduling.scheduler_state import Held
 from domain.phases import Phase
 from domain.protocol import (
     Attend,

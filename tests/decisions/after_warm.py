@@ -1,4 +1,4 @@
-"""Prints the signatures of compiled functions that decisions need and `activities.warm` did not load.
+"""Prints the signatures of compiled functions that decisions need and `activities.scheduling.precompile` did not load.
 
 A process of its own: in the tests' processes other tests may have loaded them before.
 """
@@ -12,7 +12,7 @@ from numba.core.dispatcher import Dispatcher
 
 import gms
 import rms
-from activities.warm import warm
+from activities.scheduling.precompile import warm
 from auction.entry import Entry
 from auction.market import Market, Options
 from domain.scheduling import PlacedWorkload

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import Engine
 
-from activities.machines import MachineActivities
+from activities.lifecycle.machines import MachineActivities
 from domain.protocol import Attend, Hello
 from infra.config import Settings
 from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload

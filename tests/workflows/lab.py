@@ -75,7 +75,7 @@ class Facts:
     _done: set[tuple[int, str]] = field(default_factory=set)
 
     def change(self, phase: Phase, code: str, detail: dict[str, Any]) -> None:
-        """Changes the phase as `activities.workloads.change_phase` does."""
+        """Changes the phase as `activities.lifecycle.workloads.change_phase` does."""
         if (self.attempt, phase.value) in self._done:
             return
         if phase not in NEXT_PHASES[self.phase]:

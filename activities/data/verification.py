@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from activities.partitions import Bucket, WrongPartition
+from activities.data.partitions import Bucket, WrongPartition
 from infra.db import integrity
 from infra.db.models import Region
 from infra.db.session import transaction

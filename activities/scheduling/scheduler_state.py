@@ -15,8 +15,8 @@ from math import inf
 import numpy as np
 from sqlalchemy import Engine
 
-from activities.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
-from activities.usage import Amount, Usage
+from activities.scheduling.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
+from activities.scheduling.usage import Amount, Usage
 from auction.market import Market, Options
 from domain.ask import ask_of
 from domain.scheduling import (

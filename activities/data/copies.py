@@ -4,9 +4,9 @@ from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.beating import beating
-from activities.links import share
-from activities.replicas import Completion
+from activities.data.bandwidth_shares import share
+from activities.data.replicas import Completion
+from activities.heartbeat import beating
 from domain import ids
 from domain.protocol import ON_DEMAND, Activity, CheckpointCopy, ReplicateTable
 from infra.config import Settings

@@ -4,7 +4,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities.night_moves import give_up
+from activities.data.night_moves import give_up
 from domain.nights import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.held import Held
-from activities.order import Entry as Queued
-from activities.order import batch
+from activities.scheduling.scan_result import Entry as Queued
+from activities.scheduling.scan_result import batch
+from activities.scheduling.scheduler_state import Held
 from auction.entry import Entry
 from auction.immunity import immune_to
 from domain.ask import Ask, ask_of

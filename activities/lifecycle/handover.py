@@ -1,4 +1,4 @@
-"""Handing over slots, CPUs and memory. Only this and the award (`activities.awards`) write allocations.
+"""Handing over slots, CPUs and memory. Only this and the award (`activities.scheduling.awards`) write allocations.
 
 The allocation guard in the database keeps the machines' masks and refuses overlaps. All of this runs in the caller's
 transaction, which is READ COMMITTED: what is decided by is read after its lock is held.

@@ -12,7 +12,7 @@ from temporalio.client import Client, ScheduleAlreadyRunningError, WorkflowExecu
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.night_schedule import night_schedule
+from activities.data.night_schedule import night_schedule
 from domain import ids
 from infra.config import NightlySettings
 from infra.search_attributes import register

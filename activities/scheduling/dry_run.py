@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 from sqlalchemy import Engine, text
 
-from activities.bids import Asked, placement_request
-from activities.held import Held, microseconds
-from activities.order import Entry
-from activities.placing import closed_to, entries
-from activities.reading import QueuedRow
+from activities.scheduling.bids import Asked, placement_request
+from activities.scheduling.candidates import closed_to, entries
+from activities.scheduling.reading import QueuedRow
+from activities.scheduling.scan_result import Entry
+from activities.scheduling.scheduler_state import Held, microseconds
 from domain.ask import ask_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from activities.bids import Asked, closed
-from activities.held import Held
+from activities.scheduling.bids import Asked, closed
+from activities.scheduling.scheduler_state import Held
 from auction.entry import Entry
 from domain.reasons import Reason
 from domain.scheduling import Bid

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.beating import beating
-from activities.night_moves import droppable_replicas, moves_of, tidy
-from activities.searching import searched
+from activities.data.night_moves import droppable_replicas, moves_of, tidy
+from activities.data.searching import searched
+from activities.heartbeat import beating
 from domain import ids
 from domain.nights import NightRef, NightTicket
 from domain.protocol import Activity
@@ -39,7 +39,7 @@ _SAID_CHARACTERS = 2000
 
 
 class NightActivities:
-    """Effects of the workflow of a night, but for its moves (`activities.moves`)."""
+    """Effects of the workflow of a night, but for its moves (`activities.data.moves`)."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities import slots
+from activities.lifecycle import handover
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
@@ -176,7 +176,7 @@ class WorkloadActivities:
             if request.unstarted and (live.started_at is not None or live.phase in _MAY_HAVE_TASKS):
                 message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
-            machines = slots.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
+            machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
             # Only now: see the order of locks in `slots`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
             set_progress(attempt, request.progress)

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities import slots
-from activities.machine_keys import accept_proven, is_pinned, offer
+from activities.lifecycle import handover
+from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
@@ -34,7 +34,7 @@ class MachineActivities:
         was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
         that it is gone, and will not stop their tasks there. Whatever was given up while its agent could not be asked
         is refused there from now on, also where it does not run: a start that was sent may still be on its way. A
-        machine that announces itself with another key than before is refused (`activities.machine_keys`). A
+        machine that announces itself with another key than before is refused (`activities.lifecycle.machine_keys`). A
         machine that became smaller than what is held on it takes no work, and is asked again, until enough of that
         has ended.
         """
@@ -72,7 +72,7 @@ class MachineActivities:
             session.flush()
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
-            stop = set(slots.unconfirmed(session, hello.machine))
+            stop = set(handover.unconfirmed(session, hello.machine))
             stop |= keys | set(hello.runs) if given_up else set(hello.runs) - keys
             if rebooted:
                 for workload, attempt in live:
@@ -100,8 +100,8 @@ class MachineActivities:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation:
                 return
-            slots.confirm_stopped(session, row.id, attend.stop)
-            if row.state == "ready" or slots.unconfirmed(session, row.id):
+            handover.confirm_stopped(session, row.id, attend.stop)
+            if row.state == "ready" or handover.unconfirmed(session, row.id):
                 return
             row.state, row.lost_at, row.registered_at = "ready", None, func.now()
             events.record(session, "machine.ready", region=row.region, machine=row.id)

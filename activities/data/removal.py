@@ -16,8 +16,8 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.dispatch import start_scrub
-from activities.verification import OutOfTime, Reading, Verifier
+from activities.data.verification import OutOfTime, Reading, Verifier
+from activities.lifecycle.dispatch import start_scrub
 from domain import ids
 from domain.protocol import Activity
 from infra.db import events, integrity, outbox

@@ -10,15 +10,16 @@ from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities import awards, on_demand
-from activities.bids import Asked, asked, region_bid, region_bids
-from activities.dry_run import dry_run
-from activities.held import Held
-from activities.order import Order, batch, put_batch
-from activities.pace import Share
-from activities.placing import closed_to, entries, with_bids
-from activities.silence import Listening
-from activities.waiting import explain
+from activities.data import on_demand
+from activities.scheduling import awards
+from activities.scheduling.bids import Asked, asked, region_bid, region_bids
+from activities.scheduling.candidates import closed_to, entries, with_bids
+from activities.scheduling.dry_run import dry_run
+from activities.scheduling.pace import Share
+from activities.scheduling.scan_result import Order, batch, put_batch
+from activities.scheduling.scheduler_state import Held
+from activities.scheduling.silence import Listening
+from activities.scheduling.waiting import explain
 from auction.entry import Outcome, Stats
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket

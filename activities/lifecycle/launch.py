@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.staging import bucket_named, failures_shown, is_shown, take_away
+from activities.lifecycle.staging import bucket_named, failures_shown, is_shown, take_away
 from domain import ids
 from domain.hazard import hazard_per_h
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace

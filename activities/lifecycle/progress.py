@@ -17,9 +17,9 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.expiry import expire_pending
 from activities.leader import lead
-from activities.workloads import record_checkpoint, set_progress
+from activities.lifecycle.expiry import expire_pending
+from activities.lifecycle.workloads import record_checkpoint, set_progress
 from domain import ids
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, NodeHeartbeat

@@ -28,9 +28,9 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescri
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import reconcile_rows as rows
 from activities.leader import lead
-from activities.machines import MachineActivities
+from activities.lifecycle import reconcile_rows as rows
+from activities.lifecycle.machines import MachineActivities
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
 from domain.protocol import Attend

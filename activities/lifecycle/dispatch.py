@@ -18,8 +18,8 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.pace import Pace
-from activities.starting import Start, read_start, start_workflow
+from activities.lifecycle.starting import Start, read_start, start_workflow
+from activities.scheduling.pace import Pace
 from domain import ids
 from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
 from infra.config import SchedulerSettings

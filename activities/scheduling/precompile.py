@@ -1,9 +1,9 @@
 """Compiles the decision packages' inner loops before anybody waits for a decision.
 
 The machine code is kept (`domain.compiled`): compiling takes about 25 s of CPU once for each version of the sources,
-and loading a second in every process after that. `python -m activities.warm` does it at installation, the queue and the
-bids in a process each. The placement of tables is compiled when it is first used, in processes of its own, or before
-that by `python -m activities.warm tables`.
+and loading a second in every process after that. `python -m activities.scheduling.precompile` does it at installation,
+the queue and the bids in a process each. The placement of tables is compiled when it is first used, in processes of its
+own, or before that by `python -m activities.scheduling.precompile tables`.
 """
 
 import subprocess
@@ -79,7 +79,9 @@ def main(parts: list[str]) -> int:
             if part in _PACKAGES:
                 mark_complete(_PACKAGES[part])
         return 0
-    started = [subprocess.Popen([sys.executable, "-m", "activities.warm", part]) for part in ("queue", "bids")]
+    started = [
+        subprocess.Popen([sys.executable, "-m", "activities.scheduling.precompile", part]) for part in ("queue", "bids")
+    ]
     return max(process.wait() for process in started)
 
 

@@ -1,4 +1,4 @@
-"""What reconciling asks Postgres, and writes there (`activities.reconcile`)."""
+"""What reconciling asks Postgres, and writes there (`activities.lifecycle.reconcile`)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ from sqlalchemy import Engine, select
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.beating import beating
-from activities.verification import OutOfTime, Reading, Verifier
+from activities.data.verification import OutOfTime, Reading, Verifier
+from activities.heartbeat import beating
 from domain.protocol import Activity, Scrub
 from infra.config import Settings
 from infra.db import integrity, outbox

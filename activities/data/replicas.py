@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.links import share
-from activities.partitions import WrongPartition, bring
-from activities.verification import Reading, Verifier, bucket_of
+from activities.data.bandwidth_shares import share
+from activities.data.partitions import WrongPartition, bring
+from activities.data.verification import Reading, Verifier, bucket_of
 from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db import events, integrity, outbox

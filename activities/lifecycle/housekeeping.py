@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
 
-from activities.archives import forget_archives
-from activities.nights import forget_nights
+from activities.data.archives import forget_archives
+from activities.data.nights import forget_nights
 from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
 from infra.config import Settings

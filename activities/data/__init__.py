@@ -1,0 +1,1 @@
+"""Tables and checkpoints: copies, replicas, nights, checks of what buckets hold."""

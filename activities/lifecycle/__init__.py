@@ -1,0 +1,1 @@
+"""Workloads and machines: mail to workflows, launches, releases, progress, reconciling, housekeeping."""
