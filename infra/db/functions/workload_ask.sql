@@ -1,0 +1,15 @@
+-- What a workload asks of the schedulers, as one text: equal texts are equal wishes, and most of a queue's are.
+-- `domain.ask` reads it.
+create or replace function workload_ask(spec jsonb) returns text language sql immutable parallel safe as $$
+    select jsonb_strip_nulls(jsonb_build_object(
+        'jobs', (
+            select jsonb_agg(jsonb_build_array(
+                job -> 'name', job -> 'tasks', job -> 'resources' -> 'gpus', job -> 'resources' -> 'gpu_types',
+                job -> 'resources' -> 'cpus_milli', job -> 'resources' -> 'memory_bytes',
+                coalesce(job -> 'span_clusters', 'false')) order by place)
+            from jsonb_array_elements(spec -> 'jobs') with ordinality as listed (job, place)),
+        'tables', nullif(spec -> 'tables', '[]'),
+        'allowed', spec -> 'regions_allowed',
+        'excluded', nullif(spec -> 'regions_excluded', '[]'),
+        'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
+$$;
