@@ -28,6 +28,7 @@ KINDS = {
     "checkpoint-lost": "an attempt went on from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
     "lost": "an acknowledged workload is not there",
+    "refused": "a request that anybody may make was refused",
     "never-ended": "a workload did not end after all faults were over",
     "duplicate": "one Idempotency-Key made more than one workload, or a workload that nobody asked for is there",
     "wrong-end": "the end that is shown is not what its tasks did",
@@ -125,7 +126,9 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
         if len(ids) > 1:
             yield Violation("duplicate", f"{name}: {', '.join(sorted(ids))}")
     for order in seen.orders:
-        for workload in sorted(order.ids):
+        if order.refused is not None:
+            yield Violation("refused", f"{order.name}: {order.refused}")
+        for workload in sorted(order.ids or named[order.name]):  # Its answers may all have been lost.
             phase = seen.phases.get(workload)
             why = seen.reasons.get(workload, "")
             if phase is None:

@@ -77,6 +77,11 @@ class Observed:
     stack_failures: list[str] = field(default_factory=list)
     """Times at which the stack did not come up, or ended by itself."""
 
+    @property
+    def live(self) -> list[str]:
+        """Workloads that had not ended in the end."""
+        return [id_ for id_, phase in self.phases.items() if phase not in ("succeeded", "failed", "cancelled")]
+
 
 def read_journals(folder: Path) -> list[TaskRun]:
     """Every journal of a folder. A last line that is cut off is not counted; a process may be killed in its midst."""

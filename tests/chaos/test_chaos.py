@@ -26,3 +26,7 @@ def test_half_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     assert outcome.faults.total() >= len(schedule.faults) // 2, told
     assert outcome.workloads >= len(schedule.submissions) // 2, told
     assert any(phase == "succeeded" for phase in outcome.observed.phases.values()), told
+    # Judged by what users were told: without ids nothing would be lost, finished again or cancelled in vain.
+    acknowledged = [order for order in outcome.observed.orders if order.ids]
+    assert len(acknowledged) >= len(schedule.submissions) // 2, told
+    assert any(order.cancelled_s is not None for order in acknowledged), told

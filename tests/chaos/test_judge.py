@@ -85,6 +85,16 @@ def _down(seen: Observed) -> None:
     seen.stack_failures = ["not up again"]
 
 
+def _refused(seen: Observed) -> None:
+    seen.orders[0].refused = "422 no such thing"
+
+
+def _nameless(seen: Observed) -> None:
+    """Its answers were all lost: it is known by its name."""
+    _endless(seen)
+    seen.orders[0].ids.clear()
+
+
 BROKEN: dict[str, Callable[[Observed], None]] = {
     "started-twice": _twice,
     "slot-shared": _shared,
@@ -92,6 +102,7 @@ BROKEN: dict[str, Callable[[Observed], None]] = {
     "checkpoint-lost": _lost_step,
     "finished-again": _again,
     "lost": _gone,
+    "refused": _refused,
     "never-ended": _endless,
     "duplicate": _doubled,
     "wrong-end": _false_success,
@@ -107,6 +118,12 @@ def test_each_kind_is_seen(kind: str) -> None:
     seen = _sound()
     BROKEN[kind](seen)
     assert {v.kind for v in judge(seen)} == {kind}
+
+
+def test_a_workload_whose_answers_were_lost_is_judged_by_its_name() -> None:
+    seen = _sound()
+    _nameless(seen)
+    assert {v.kind for v in judge(seen)} == {"never-ended"}
 
 
 def test_a_failure_needs_a_task_that_failed() -> None:

@@ -17,7 +17,7 @@ _TASK = Path(__file__).with_name("task.py")
 _STEP_S = 0.1
 _PATIENCE_S = 240.0
 """A user tries so long, through outages of whatever kind."""
-_ACCEPTED = (200, 201)
+_ENDED = ("succeeded", "failed", "cancelled")
 
 
 class Users:
@@ -51,7 +51,7 @@ class Users:
     def make_tenants(self) -> None:
         """Every tenant, with a quota of the whole fleet."""
         for name, level in LEVELS.items():
-            assert self._patiently("PUT", f"/tenants/{name}", self._tenant(level, FLEET_GPUS)).status_code in _ACCEPTED
+            assert self._patiently("PUT", f"/tenants/{name}", self._tenant(level, FLEET_GPUS)).is_success
 
     @staticmethod
     def _tenant(level: int, gpus: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Users:
             except httpx.HTTPError:
                 time.sleep(0.3)
                 continue
-            if answer.status_code in _ACCEPTED:
+            if answer.is_success:
                 with self._lock:
                     order.ids.add(answer.json()["id"])
                 return
@@ -150,7 +150,7 @@ class Users:
 
     def _cancel(self, order: Order, id_: str) -> None:
         answer = self._patiently("POST", f"/workloads/{id_}/cancel")
-        if answer.status_code == 200 and order.cancelled_s is None:
+        if answer.is_success and order.cancelled_s is None:
             order.cancelled_s = now_s()
 
     def _quota(self, what: Request) -> None:
@@ -186,13 +186,18 @@ class Users:
 
     # ------------------------------------------------------------------------------------------------------- the end
 
-    def wait_for_ends(self, timeout_s: float) -> None:
-        """Waits until every workload of the API has ended, and writes down what it says of each."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait_for_ends(self, patience_s: float, at_most_s: float) -> None:
+        """Waits until every workload of the API has ended, and writes down what it says of each.
+
+        It gives up when no workload has changed for `patience_s`: how long a queue takes that moves depends on the machine.
+        """
+        ends_s, before = time.monotonic() + at_most_s, None
         while True:
             found = self._all()
-            live = [w for w in found if w["phase"] not in ("succeeded", "failed", "cancelled")]
-            if not live or time.monotonic() > deadline_s:
+            live = sorted((w["id"], w["phase"], w["attempt"]) for w in found if w["phase"] not in _ENDED)
+            if live != before:
+                before, changed_s = live, time.monotonic()
+            if not live or time.monotonic() > min(changed_s + patience_s, ends_s):
                 break
             time.sleep(1.0)
         for workload in found:
@@ -222,7 +227,8 @@ class Users:
         while True:
             machines = self._patiently("GET", "/machines").json()["items"]
             bad = [m for m in machines if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
-            held = [m for m in machines if m["slots_held"] or m["slots_promised"]]
+            # What holds slots has not ended, which is told already where it is a workload that the API lists.
+            held = [] if self._seen.live else [m for m in machines if m["slots_held"] or m["slots_promised"]]
             if not (bad or held) or time.monotonic() > deadline_s:
                 out = [f"{m['id']}: {m['state']}, cordon {m['cordon']}, draining {m['draining']}" for m in bad]
                 return out + [f"{m['id']}: still holds slots {m['slots_held']} {m['slots_promised']}" for m in held]
