@@ -189,7 +189,7 @@ class Users:
     def wait_for_ends(self, patience_s: float, at_most_s: float) -> None:
         """Waits until every workload of the API has ended, and writes down what it says of each.
 
-        It gives up when no workload has changed for `patience_s`: how long a queue takes that moves depends on the machine.
+        It gives up when no workload has changed for `patience_s`. How long a moving queue takes depends on the machine.
         """
         ends_s, before = time.monotonic() + at_most_s, None
         while True:
