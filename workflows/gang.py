@@ -1,7 +1,6 @@
 """A gang's tasks on its machines: prepared, run and stopped together through the machines' agents."""
 
 import asyncio
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 from temporalio import workflow
@@ -23,51 +22,13 @@ with workflow.unsafe.imports_passed_through():
         TaskExit,
     )
     from domain.reasons import Reason, ReasonCode
-    from domain.reported import TaskProgress
+    from lifecycle.gangs import Failure, GangEnd, LaunchFailure
     from workflows.effects import give_up, stop_node
 
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
 _FAILURE_GRACE_S = 10.0
 """What is left of a gang whose task failed gets at most this long to end."""
-
-
-@dataclass(frozen=True)
-class LaunchFailure:
-    """Why a gang could not be started."""
-
-    reason: Reason
-    blames_machine: str | None
-    blames_workload: bool = False
-    """No other machine could start it either."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A task that ended badly by itself."""
-
-    name: str
-    status: str
-    memory: dict[str, int] | None = None
-    """Limit and peak, where its memory ran out."""
-
-
-@dataclass
-class GangEnd:
-    """How a gang ended."""
-
-    all_succeeded: bool
-    lost_machine: str | None
-    first_failure: Failure
-    refused: LaunchFailure | None = None
-    """A machine would not run its tasks, and no task failed by itself."""
-    stopped_before: bool = False
-    """An agent had stopped it before this workflow asked for anything, and no task failed by itself."""
-    failed: bool = False
-    """A task failed by itself: not because it was told to stop."""
-    noticed: Reason | None = None
-    """A platform said that it takes one of its machines."""
-    progress: tuple[TaskProgress, ...] = field(default=())
 
 
 class Gang:

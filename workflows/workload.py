@@ -27,10 +27,12 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.reported import TaskProgress
+    from lifecycle.endings import STOPS, Ending, code_of, lost_machine, stopped_early, why_stopped
+    from lifecycle.gangs import LaunchFailure
     from workflows.effects import give_up, on_region, record, show_in_temporal, type_of
     from workflows.flushes import Flushes
-    from workflows.gang import Gang, LaunchFailure
-    from workflows.verdicts import MINDS_REPORTS, STOPS, Ending, Verdicts, code_of, lost_machine, stopped_early
+    from workflows.gang import Gang
+    from workflows.verdicts import Verdicts, minds_reports
 
 T = TypeVar("T")
 
@@ -244,11 +246,12 @@ class WorkloadWorkflow:
         if not timed_out and (leaving := self._leaving(gang, mail)) is not None:
             return await self._leave(gang, plan, leaving, started)
         if not gang.ended:
-            await self._transition(Phase.CHECKPOINTING, self._verdicts.why_stopped(mail, plan, started))
+            ran_s = self._state.ran_s + workflow.time() - started
+            await self._transition(Phase.CHECKPOINTING, why_stopped(mail, plan, ran_s))
             await gang.stop(plan.grace_s, lost=lost_machine(mail))
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
-        ending = self._verdicts.judge(end, plan, mail, timed_out, started)
+        ending = self._verdicts.judge(end, plan, mail, timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._not_started(end.refused, end.progress)
         self._state.refusals = 0
@@ -261,7 +264,7 @@ class WorkloadWorkflow:
         if not gang.still_running:
             return None
         if mail is None:
-            return gang.noticed if gang.noticed is not None and workflow.patched(MINDS_REPORTS) else None
+            return gang.noticed if gang.noticed is not None and minds_reports() else None
         # Whoever evicts it, or cancels it, waits for its tasks' end.
         if code_of(mail) != ReasonCode.PLATFORM_NOTICE or self._has_mail({MailKind.EVICT, MailKind.CANCEL}):
             return None
@@ -292,7 +295,7 @@ class WorkloadWorkflow:
         await gang.stop(grace_s)
         end = await gang.result()
         self._state.ran_s += workflow.time() - started
-        self._verdicts.mind_loads(end, own=False)
+        self._verdicts.count_loads(end)
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
 
     # ------------------------------------------------------------------------------------------------------------- mail
@@ -362,5 +365,5 @@ class WorkloadWorkflow:
         end = await gang.result()
         mail = await self._next_mail({MailKind.CANCEL}) if self._has_mail({MailKind.CANCEL}) else None
         if mail is not None or end.all_succeeded or end.failed:
-            return self._verdicts.judge(end, plan, mail, False, workflow.time())
+            return self._verdicts.judge(end, plan, mail)
         return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)

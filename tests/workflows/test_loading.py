@@ -5,10 +5,10 @@ import pytest
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind
 from domain.reported import LoadReport, NoticeReport, TaskProgress
+from lifecycle.loading import failed_load, loaded
 from tests.workflows.lab import Life
 from tests.workflows.stories import goes
 from tests.workflows.test_running import AGAIN, EVICTED, RUNNING, running
-from workflows.loading import failed_load, loaded
 
 UNLOADABLE = "pending checkpoint_unloadable"
 STOPPED = "failed checkpoint_unloadable"

@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from temporalio import workflow
-
-with workflow.unsafe.imports_passed_through():
-    from domain.reported import LoadState, TaskProgress
+from domain.reported import LoadState, TaskProgress
 
 
 @dataclass(frozen=True)

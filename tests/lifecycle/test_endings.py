@@ -1,0 +1,161 @@
+"""How an attempt's ending is judged: every row of the table by an example of its own, and what comes before what."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from domain.phases import Phase
+from domain.protocol import LaunchPlan, Mail, MailKind
+from domain.reasons import Reason, ReasonCode
+from domain.reported import LoadReport, TaskProgress
+from lifecycle.endings import ENDINGS, Case, Counts, count_loads, judge, stopped_early
+from lifecycle.gangs import Failure, GangEnd, LaunchFailure
+
+PLAN = LaunchPlan("east", "file:///b", "launch", [], 4, None, 30.0, 3600.0, 1, 10.0, 30.0)
+FAILED = GangEnd(False, None, Failure("main/2", "exit code 3"), failed=True)
+NOTICE = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": "m", "platform": "aws"})
+REFUSED = LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, {"machine": "m", "error": "no port"}), "m")
+STEPS = TaskProgress("main", 0, step=7, resumed_step=3)
+UNLOADED = TaskProgress("main", 1, load=LoadReport("failed", "bad checksum", 2))
+LOADED = TaskProgress("main", 1, load=LoadReport("loaded"))
+
+
+def mail(kind: MailKind, **detail: Any) -> Mail:
+    return Mail(1, kind, 5, detail)
+
+
+def case(end: GangEnd = FAILED, **changes: Any) -> Case:
+    return replace(Case(end, PLAN, Counts(), "wl-1", 5, 100.0), **changes)
+
+
+LOST = mail(MailKind.MACHINE_LOST, machine="m")
+HUNG = mail(MailKind.HUNG, silent_s=60, limit_s=50)
+EVICTED = mail(MailKind.EVICT, evictor="wl-2")
+CANCELLED = mail(MailKind.CANCEL, by="key-1")
+# Row, what it is an example of, the phase that follows, why, and the counts (failures, hangs, unloadable) after
+# (1, 2, 1) before.
+BEFORE = Counts(1, 2, 1)
+EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
+    (
+        "all tasks succeeded",
+        case(GangEnd(True, None, Failure("?", "?"))),
+        Phase.SUCCEEDED,
+        ReasonCode.COMPLETED,
+        BEFORE,
+    ),
+    ("cancelled", case(told=CANCELLED), Phase.CANCELLED, ReasonCode.CANCELLED_BY_USER, BEFORE),
+    ("maximum runtime used up", case(timed_out=True), Phase.FAILED, ReasonCode.MAX_RUNTIME, BEFORE),
+    (
+        "checkpoint unloadable again",
+        case(replace(FAILED, progress=(UNLOADED,))),
+        Phase.FAILED,
+        ReasonCode.CHECKPOINT_UNLOADABLE,
+        Counts(1, 2, 2),
+    ),
+    (
+        "checkpoint unloadable",
+        case(replace(FAILED, progress=(UNLOADED,)), counts=Counts()),
+        Phase.PENDING,
+        ReasonCode.CHECKPOINT_UNLOADABLE,
+        Counts(0, 0, 1),
+    ),
+    (
+        "platform takes a machine",
+        case(replace(FAILED, noticed=NOTICE)),
+        Phase.PREEMPTED,
+        ReasonCode.PLATFORM_NOTICE,
+        Counts(1, 0, 1),
+    ),
+    ("machine found lost", case(replace(FAILED, lost_machine="m")), Phase.PENDING, ReasonCode.MACHINE_LOST, BEFORE),
+    ("launch refused", case(replace(FAILED, refused=REFUSED)), Phase.PENDING, ReasonCode.LAUNCH_FAILED, BEFORE),
+    (
+        "stopped by an earlier workflow",
+        case(replace(FAILED, stopped_before=True)),
+        Phase.PREEMPTED,
+        ReasonCode.STACK_STOPPED,
+        BEFORE,
+    ),
+    ("task failed, no retry left", case(), Phase.FAILED, ReasonCode.RETRIES_EXHAUSTED, Counts(2, 2, 1)),
+    ("task failed", case(counts=Counts(0, 2, 1)), Phase.PENDING, ReasonCode.TASK_FAILED, Counts(1, 2, 1)),
+    ("hung again", case(told=HUNG), Phase.FAILED, ReasonCode.NO_PROGRESS, Counts(1, 3, 1)),
+    ("hung", case(told=HUNG, counts=Counts(1, 1, 1)), Phase.PENDING, ReasonCode.NO_PROGRESS, Counts(1, 2, 1)),
+    ("told of a lost machine", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, Counts(1, 0, 1)),
+    ("told to leave", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, Counts(1, 0, 1)),
+]
+
+
+@pytest.mark.parametrize(("row", "of", "phase", "code", "counts"), EXAMPLES, ids=[one[0] for one in EXAMPLES])
+def test_each_row(row: str, of: Case, phase: Phase, code: ReasonCode, counts: Counts) -> None:
+    """The first row that applies, what follows from it, and what it counts."""
+    of = of if of.counts != Counts() or row == "checkpoint unloadable" else replace(of, counts=BEFORE)
+    assert next(one.name for one in ENDINGS if one.applies(of)) == row
+    ending, after = judge(of)
+    assert (ending.phase, ending.reason.code, after) == (phase, code, counts)
+    blamed = {"machine found lost", "launch refused", "told of a lost machine"}
+    assert ending.blames_machine == ("m" if row in blamed else None)
+
+
+def test_every_row_has_an_example() -> None:
+    """In the order of the table."""
+    assert [one[0] for one in EXAMPLES] == [row.name for row in ENDINGS]
+
+
+@pytest.mark.parametrize("told", [None, EVICTED, HUNG, LOST, CANCELLED])
+def test_a_gang_that_has_succeeded_has_succeeded(told: Mail | None) -> None:
+    """Whatever it was told meanwhile."""
+    end = GangEnd(True, None, Failure("?", "?"))
+    assert judge(case(end, told=told, timed_out=True))[0].phase is Phase.SUCCEEDED
+
+
+def test_a_step_ends_a_row_of_hangs() -> None:
+    """A gang that hangs after it got on is not one that hangs again and again."""
+    end = replace(FAILED, progress=(STEPS,))
+    assert judge(case(end, told=HUNG, counts=Counts(0, 2, 0)))[1].hangs == 1
+    assert judge(case(end, counts=Counts(0, 2, 0)))[1].hangs == 0
+    still = replace(FAILED, progress=(replace(STEPS, step=3),))
+    assert judge(case(still, told=HUNG, counts=Counts(0, 2, 0)))[0].phase is Phase.FAILED
+
+
+def test_a_load_that_was_interrupted_ends_the_attempt_for_another_reason() -> None:
+    """It counts, but the eviction is why the attempt ended, unless it was the last load that is tried."""
+    end = replace(FAILED, progress=(UNLOADED,))
+    ending, counts = judge(case(end, told=EVICTED))
+    assert (ending.reason.code, counts.unloadable) == (ReasonCode.EVICTED, 1)
+    assert judge(case(end, told=EVICTED, counts=Counts(0, 0, 1)))[0].phase is Phase.FAILED
+
+
+def test_a_load_that_succeeds_ends_the_row() -> None:
+    """Also where the attempt fails afterwards, or was given up while its tasks saved."""
+    end = replace(FAILED, progress=(LOADED,))
+    assert judge(case(end, counts=Counts(0, 0, 1)))[1].unloadable == 0
+    assert count_loads(Counts(0, 0, 1), end, False, lambda: True).unloadable == 0
+
+
+def test_the_runtime_that_is_told_is_counted_once() -> None:
+    """The attempt's own time is in the sum already."""
+    assert judge(case(timed_out=True, ran_s=3600.0))[0].reason.detail == {"ran_s": 3600.0, "limit_s": 3600.0}
+
+
+def test_workflows_of_before_reports_counted_do_not_mind_them() -> None:
+    """They judge as they did, and are asked only where it matters."""
+    asked: list[bool] = []
+
+    def no() -> bool:
+        asked.append(True)
+        return False
+
+    assert judge(case(minds_reports=no))[0].reason.code is ReasonCode.TASK_FAILED and not asked
+    end = replace(FAILED, noticed=NOTICE, progress=(UNLOADED,))
+    ending, counts = judge(case(end, minds_reports=no))
+    assert (ending.reason.code, counts) == (ReasonCode.TASK_FAILED, Counts(1, 0, 0)) and asked
+
+
+@pytest.mark.parametrize(
+    ("told", "phase", "blamed"),
+    [(CANCELLED, Phase.CANCELLED, None), (LOST, Phase.PENDING, "m"), (EVICTED, Phase.PREEMPTED, None)],
+)
+def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> None:
+    """No task was started."""
+    ending = stopped_early(told)
+    assert (ending.phase, ending.blames_machine) == (phase, blamed)
