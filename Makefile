@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies kill-loops bench experiment clean
+.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies properties kill-loops bench experiment clean
 
 setup: $(VENV)/.ready
 
@@ -63,6 +63,11 @@ chaos: setup $(VENV)/.compiled
 # Copies and nights, killed at random instants many times over; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
+
+# The property tests with all of their examples, and reservations on a hundred random queues instead of six.
+properties: setup $(VENV)/.compiled
+	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
+	  tests/simulation/test_reservations.py $(ARGS)
 
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times: about five minutes.
 kill-loops: $(LIBRARIES)/.ready
