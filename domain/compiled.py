@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.types import Integer, Literal, int64
+from numba.core.types import Literal, int8, int16, int32, int64
 
 from domain.machine_code import folder_of
 
 F = TypeVar("F", bound=Callable[..., object])
+_NARROW = (int8, int16, int32)
 
 
 def compiled(function: F) -> F:
@@ -46,5 +47,4 @@ def compiled(function: F) -> F:
 
 def _plain(given: Any) -> Any:
     plain = given.literal_type if isinstance(given, Literal) else given
-    narrow = isinstance(plain, Integer) and plain.signed and plain.bitwidth < int64.bitwidth
-    return int64 if narrow else plain
+    return int64 if plain in _NARROW else plain

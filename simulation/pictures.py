@@ -124,7 +124,7 @@ def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
         draw(axes)
         out = io.StringIO()
         # `savefig` lays a figure out before it draws it, and drawing does that once more.
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     svg = out.getvalue()
     return Picture(title, says, svg[svg.index("<svg") :])
 
