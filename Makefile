@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies kill-loops bench experiment clean
+.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies properties kill-loops bench experiment clean
 
 setup: $(VENV)/.ready
 
@@ -38,7 +38,14 @@ $(VENV)/.compiled: $(VENV)/.ready
 demo: setup
 	@$(BIN)/mizzen demo $(ARGS)
 
-test: setup $(VENV)/.compiled
+# In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each: it is done once, on the core
+# that the compilation of the loops leaves free. An error in a test module is reported by the run itself.
+$(VENV)/.collected: $(VENV)/.ready
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
+
+test: setup
+	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
 	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The SDK against torch, transformers and lightning, in an environment of its own: they are large. It is installed by
@@ -63,6 +70,11 @@ chaos: setup $(VENV)/.compiled
 # Copies and nights, killed at random instants many times over; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
+
+# The property tests with all of their examples, and reservations on a hundred random queues instead of six.
+properties: setup $(VENV)/.compiled
+	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
+	  tests/simulation/test_reservations.py $(ARGS)
 
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times: about five minutes.
 kill-loops: $(LIBRARIES)/.ready

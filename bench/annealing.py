@@ -264,7 +264,8 @@ def _keep(fixed: Fixed, plan: Plan, best: I4, tally: F8) -> None:
         return
     total = _total(fixed, plan)
     if lack < tally[_BEST_LACK] or (lack == tally[_BEST_LACK] and total < tally[_BEST_TOTAL]):
-        best[:] = plan.home
+        for table in range(best.shape[0]):  # Numba compiles an assignment of a whole array for four seconds.
+            best[table] = plan.home[table]
         tally[_BEST_LACK], tally[_BEST_TOTAL] = lack, total
 
 

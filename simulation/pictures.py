@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -122,7 +123,8 @@ def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
         axes.set_title(title)
         draw(axes)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
+        # `savefig` lays a figure out before it draws it, and drawing does that once more.
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     svg = out.getvalue()
     return Picture(title, says, svg[svg.index("<svg") :])
 

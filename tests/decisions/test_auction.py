@@ -15,7 +15,7 @@ from rms import reference
 from rms.award import Award, revoke
 from rms.region import Region
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .after_award import after_award
 from .fleets import crowded, gpu_job, machine, region, request, running
 
@@ -66,7 +66,7 @@ def _run(market: Market, entries: list[Entry], sizes: Random) -> list[Outcome]:
     return outcomes
 
 
-@settings(PROPERTY, max_examples=60)
+@settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> None:
     """Whatever the sizes of the batches, and with the negative cache or not, the plans are those of the reference."""
@@ -80,7 +80,7 @@ def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> 
     assert negative_cache or not market.stats.negative_hits
 
 
-@settings(PROPERTY, max_examples=60)
+@settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
     """With first bids made on other facts, and some missing, everybody who is placed has a plan that holds."""
@@ -129,7 +129,7 @@ def test_roomy_fleets_have_something_to_win() -> None:
     assert gains > 0
 
 
-@settings(PROPERTY, max_examples=60)
+@settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans())
 def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
     """Chosen jointly, whoever would be placed one at a time is placed as well, and no more are evicted or lost."""

@@ -14,7 +14,7 @@ from gms.columns import Change, Queue
 from gms.kernels import order_queue
 from gms.scan import scan_queue
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .queues import queued, snapshots, tenant
 
 
@@ -48,7 +48,7 @@ class _Life:
         self.queue.apply(pending, placed)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(st.lists(snapshots(), min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_changes_lead_where_a_snapshot_does(steps: list[QueueSnapshot], rng: Random) -> None:
     """After any changes, in any portions, a scan gives what the reference gives for what is there."""
@@ -63,7 +63,7 @@ def test_changes_lead_where_a_snapshot_does(steps: list[QueueSnapshot], rng: Ran
         assert scan_queue(life.queue, now.now_s, now.weights).result() == reference.scan(now)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(st.integers(0, 8), st.sampled_from([0.0, 1.0, 1.0 + 2**-52, 3.0, -7.5, 1e300, 5e-324])), max_size=300

@@ -14,20 +14,20 @@ from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked, TenantState
 from gms import reference
 from gms.scan import scan
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .queues import WEIGHTS, job, queue, queued, snapshots, tenant
 
 # ---------------------------------------------------------------------------------------------------------- properties
 
 
-@settings(PROPERTY, max_examples=300)
+@settings(PROPERTY, max_examples=examples(300))
 @given(snapshots())
 def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
     """The scan gives exactly the reference's queue, credits, types, reasons and placed ranks."""
     assert scan(snapshot) == reference.scan(snapshot)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(snapshots(), st.data())
 def test_never_over_quota_as_within_quota(snapshot: QueueSnapshot, data: st.DataObject) -> None:
     """What a tenant has placed within quota stays within it, and so does what is pending with all that comes before it.
@@ -62,7 +62,7 @@ def _quota(owner: TenantState, resource: str) -> float:
     return owner.quota_gpus.get(resource, 0)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_what_is_pending_changes_no_rank(snapshot: QueueSnapshot) -> None:
     """Work that is placed has the rank that it would have with nothing in the queue."""
@@ -81,7 +81,7 @@ def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
     return replace(snapshot, pending=left, placed=(*snapshot.placed, placed))
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(snapshots())
 def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
     """The first of a tenant's queue has its rank once it is placed, and just what it displaces is over-quota then."""
@@ -108,7 +108,7 @@ def test_snapshots_displace() -> None:
     )
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng: Random) -> None:
     """Tenants, pending and placed workloads in any order give the same ranks and the same queue."""
@@ -121,7 +121,7 @@ def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng:
     assert scan(shuffled) == scan(snapshot)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) -> None:
     """A within-quota workload has its tenant's level or its lower wish; any other rank 8, all types and a reason."""
@@ -145,7 +145,7 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
                 assert set(types) <= set(all_types) and bool(types) == bool(all_types)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
     """The queue goes by rank, then more credit, then submitted earlier, then id."""
@@ -158,14 +158,14 @@ def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
     assert list(result.queue) == sorted(result.queue, key=order)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_a_held_workload_counts_for_nothing(snapshot: QueueSnapshot) -> None:
     """Without its held workloads a snapshot gives the same result."""
     assert scan(replace(snapshot, pending=tuple(w for w in snapshot.pending if not w.held))) == scan(snapshot)
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_a_tenant_cannot_use_up_the_quota_of_another(snapshot: QueueSnapshot) -> None:
     """Which of a tenant's workloads are over-quota does not depend on what the other tenants hold or submit."""

@@ -11,7 +11,7 @@ from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
 from rms.bid import bid
 from tests.decisions.after_award import after_award
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .fleets import crowded, gpu_job, machine, region, regions, request, requests, running
 
 
@@ -34,14 +34,14 @@ def _nothing_overdrawn(snapshot: RegionSnapshot) -> bool:
     return all(min(m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) >= 0 for m in snapshot.machines)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(regions(), st.lists(requests(), min_size=2, max_size=4))
 def test_a_tick_of_awards_gives_nothing_out_twice(snapshot: RegionSnapshot, asking: list[PlacementRequest]) -> None:
     """Bids on what the awards before left overdraw no machine and never evict the same workload twice."""
     _check_tick(snapshot, asking)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_a_tick_of_awards_in_a_crowd_gives_nothing_out_twice(seed: int) -> None:
     """The same where every award needs victims."""

@@ -12,7 +12,7 @@ from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
 from rms import reference
 from rms.bid import bid
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .fleets import crowded, regions, requests
 
 SEEDS = st.integers(0, 2**32)
@@ -20,14 +20,14 @@ TWO_PASSES = 2874
 """A crowd in which a victim can be dropped only after a later one has been."""
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(regions(), requests())
 def test_equals_the_reference(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
     """The bid is exactly the reference's: plan, victims, quality or reasons."""
     assert bid(snapshot, request) == reference.bid(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=600)
+@settings(PROPERTY, max_examples=examples(600))
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_equals_the_reference_in_a_crowd(seed: int) -> None:
@@ -35,14 +35,14 @@ def test_equals_the_reference_in_a_crowd(seed: int) -> None:
     assert bid(*crowded(seed)) == reference.bid(*crowded(seed))
 
 
-@settings(PROPERTY, max_examples=300)
+@settings(PROPERTY, max_examples=examples(300))
 @given(regions(), requests())
 def test_plans_are_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
     """A plan is of whole jobs in one cluster and of one type each, overdraws no machine and evicts only who may be."""
     _check_safe(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=300)
+@settings(PROPERTY, max_examples=examples(300))
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_plans_are_safe_in_a_crowd(seed: int) -> None:
@@ -157,7 +157,7 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
     assert quality.lost_gpu_s >= 0
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(regions(), requests(), st.randoms(use_true_random=False))
 def test_the_order_of_the_snapshot_does_not_matter(
     snapshot: RegionSnapshot, request: PlacementRequest, rng: Random
@@ -166,7 +166,7 @@ def test_the_order_of_the_snapshot_does_not_matter(
     _check_order(snapshot, request, rng)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_the_order_of_the_snapshot_does_not_matter_in_a_crowd(seed: int) -> None:
     """The same where several victims have to be chosen among many."""
@@ -185,7 +185,7 @@ def _check_order(snapshot: RegionSnapshot, request: PlacementRequest, rng: Rando
     assert bid(shuffled, request) == bid(snapshot, request)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
     """A workload that has a plan on free machines alone gets one without victims."""
@@ -198,7 +198,7 @@ def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
         assert plan is not None and plan.victims == ()
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_refusals_tell_the_truth(seed: int) -> None:
     """What is said to be placeable is, without the other jobs; what lacks hardware does not fit an empty region."""

@@ -16,7 +16,7 @@ from rms.gang import Planner
 from rms.region import Region
 from tests.decisions.after_award import after_award
 
-from . import PROPERTY
+from . import PROPERTY, examples
 from .fleets import crowded, regions, requests
 
 
@@ -34,7 +34,7 @@ def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, 
     region.refresh(now.now_s)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(st.lists(st.tuples(regions(), requests()), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, PlacementRequest]], rng: Random) -> None:
     """After any changes a region bids as the reference does on what is there; a bid leaves no trace."""
@@ -48,7 +48,7 @@ def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, Pl
             assert bid_in(planner, request) == reference.bid(now, request)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_an_award_shows_in_the_next_bid(seed: int) -> None:
     """Bids of a tick on one region, each on what the awards before left, are those on the snapshots after them."""
@@ -67,7 +67,7 @@ def test_an_award_shows_in_the_next_bid(seed: int) -> None:
     assert bid_in(planner, request) == reference.bid(later, request)
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=examples(100))
 @given(st.integers(0, 2**32))
 def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
     """Whoever started lately is not evicted before the end of its minimum runtime."""
@@ -101,7 +101,7 @@ def _awards(seed: int) -> tuple[Region, RegionSnapshot, list[Award]]:
     return region, snapshot, given
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_a_revoked_award_leaves_no_trace(seed: int) -> None:
     """With all awards taken back a region bids as before the first."""
@@ -124,7 +124,7 @@ def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     return out
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_whoever_leaves_gives_up_all_and_promises_are_kept(seed: int) -> None:
     """In any order of leaving nothing is lost or made, and an award whose victims have left holds its whole plan."""

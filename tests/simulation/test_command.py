@@ -36,13 +36,27 @@ Capture = pytest.CaptureFixture[str]
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a fleet of three machines and a trace of 30 gangs in two hours, and a bad copy of it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "fleet.yaml").write_text(FLEET)
+    _write_files(tmp_path)
+    return tmp_path
+
+
+def _write_files(folder: Path) -> None:
+    (folder / "fleet.yaml").write_text(FLEET)
     tenants = ("vision", "nlp")
     rows = [f"w{k:02d},{k * 240},{tenants[k % 2]},{1 + k % 7},{600 + 97 * k},1,{(2, 4, 8)[k % 3]}," for k in range(30)]
-    (tmp_path / "trace.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    (folder / "trace.csv").write_text("\n".join([HEADER, *rows]) + "\n")
     bad = ("x,-1,vision,1,1,1,1,", "y,1,nlp,1,1,1,1,h100")
-    (tmp_path / "bad.csv").write_text("\n".join([HEADER, *rows[:5], *bad]) + "\n")
-    return tmp_path
+    (folder / "bad.csv").write_text("\n".join([HEADER, *rows[:5], *bad]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """The outcomes of all policies and the page about them, which several tests read: drawing it takes seconds."""
+    folder = tmp_path_factory.mktemp("report")
+    _write_files(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        return outcome("--policy", "all", "--report", "out.html"), Path("out.html").read_text()
 
 
 BASE = ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"]
@@ -120,10 +134,9 @@ def test_scale_and_slices(files: Path) -> None:
     assert sliced["run"]["measured_to_s"] == 5400
 
 
-def test_the_report_needs_nothing_else(files: Path) -> None:
+def test_the_report_needs_nothing_else(report: tuple[Any, str]) -> None:
     """One file with a picture for every figure, and every policy in its legend."""
-    outcome("--policy", "global", "--policy", "federated", "--report", "out.html")
-    page = Path("out.html").read_text()
+    _, page = report
     assert not re.search(r'(src|href)="(?!#)', page) and "<script" not in page
     svgs = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(svgs) == page.count("<figure>") > 12
@@ -133,13 +146,12 @@ def test_the_report_needs_nothing_else(files: Path) -> None:
         assert shown in page
 
 
-def test_the_report_shows_policies_that_are_equal(files: Path) -> None:
+def test_the_report_shows_policies_that_are_equal(report: tuple[Any, str]) -> None:
     """Their lines alternate in their colours and the picture says so; each has its own colour, also in the legend."""
-    found = outcome("--policy", "all", "--report", "out.html")
+    found, page = report
     (bound,) = (one for one in found if one["policy"] == "federated")
     alike = [one["policy"] for one in found if one["hourly"]["allocation_rate"] == bound["hourly"]["allocation_rate"]]
     assert alike == ["federated", "cluster"], "each region has one cluster"
-    page = Path("out.html").read_text()
     legend = dict(re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', page))
     assert sorted(legend.values()) == sorted(one["policy"] for one in found)
     figure = re.findall(r"<figure>.*?</figure>", page, re.S)[0]
@@ -171,10 +183,9 @@ def test_the_report_says_waits_as_people_do_and_their_rule(files: Path) -> None:
     assert judged and f"{found['run']['objectives_missed']['over_quota']['all']} of {judged}<" in detail
 
 
-def test_tables_fit_a_narrow_screen(files: Path) -> None:
+def test_tables_fit_a_narrow_screen(report: tuple[Any, str]) -> None:
     """Nothing scrolls sideways: each cell carries its column's name, which a narrow screen shows beside it."""
-    outcome("--policy", "all", "--report", "out.html")
-    page = Path("out.html").read_text()
+    _, page = report
     assert "overflow-x" not in page and "content:attr(data-label)" in page
     tables = re.findall(r"<table.*?</table>", page, re.S)
     assert len(tables) == 3
