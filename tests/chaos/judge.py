@@ -141,7 +141,7 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
             finished = list(_finished(seen, workload))
             for attempt, ended in finished:
                 again = [r for r in runs if r.attempt > attempt]
-                if again and not _unsure(seen, ended):
+                if again and not any(r.told for r in ended) and not _unsure(seen, ended):
                     yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
             if phase == "succeeded" and not finished:
                 yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all of its tasks ended")

@@ -28,6 +28,8 @@ class TaskRun:
     preempted: bool = False
     exit_code: int | None = None
     """With what it was about to exit; None: it was killed, or it was told to go."""
+    told: bool = False
+    """It was told to stop before it exited: nobody can know that it would not have exited because of that."""
 
 
 @dataclass
@@ -110,6 +112,7 @@ def read_journals(folder: Path) -> list[TaskRun]:
                 tuple((x["at_s"], x["step"]) for x in lines if x["what"] == "saved"),
                 any(x["what"] == "preempted" for x in lines),
                 ends[-1] if ends else None,
+                any(x["what"] == "end" and x.get("told") for x in lines),
             )
         )
     return runs

@@ -66,7 +66,7 @@ def main() -> None:
         if mizzen.preempted() and step < steps:
             journal.write("preempted", step=step)
             mizzen.exit_preempted()
-    journal.write("end", exit_code=code)
+    journal.write("end", exit_code=code, told=mizzen.preempted())
     os._exit(code)
 
 

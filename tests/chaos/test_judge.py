@@ -141,6 +141,14 @@ def test_a_finished_gang_may_run_again_only_where_its_status_is_unknown() -> Non
     assert [v.kind for v in judge(seen)] == ["finished-again"]
 
 
+def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
+    """Trainers exit with 0 after a save, too."""
+    seen = _sound()
+    _again(seen)
+    seen.runs[0] = replace(seen.runs[0], told=True)
+    assert judge(seen) == []
+
+
 def test_a_journal_may_be_cut_off(tmp_path: Path) -> None:
     start = b'{"at_s": 1.0, "what": "start", "pid": 7, "machine": "m", "slots": [2], "tasks": 3}\n'
     (tmp_path / "w1.4.count.2.7.99").write_bytes(start + b'{"at_s": 1.5, "what": "beat"}\n{"at_s": 1.6, "wha')
