@@ -104,7 +104,7 @@ def test_snapshots_displace() -> None:
         snapshots(),
         lambda snapshot: any(len(r.displaces) > 1 for r in scan(snapshot).queue),
         settings=settings(PROPERTY, max_examples=5000, phases=[Phase.generate]),
-        random=Random(1),
+        random=Random(2),  # Comes upon one after three hundred; many seeds try thousands.
     )
 
 
