@@ -7,7 +7,7 @@ import numpy as np
 
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
-from rms.criteria import OF_VICTIMS, compare, rating_of
+from rms.criteria import OF_VICTIMS, rating_of
 from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
 from rms.planning import NOWHERE, most_ever, plan_free, take
@@ -160,8 +160,8 @@ class Planner:
         several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
         if alone is None:
             return several
-        one, other = rating_of(region.holders, alone.victims), rating_of(region.holders, several.victims)
-        return alone if compare(one, other, OF_VICTIMS) <= 0 else several
+        ratings = [rating_of(region.holders, plan.victims)[:OF_VICTIMS].tolist() for plan in (alone, several)]
+        return alone if ratings[0] <= ratings[1] else several
 
     def _memo(self, job: JobRequest, rank: int) -> Memo:
         """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""

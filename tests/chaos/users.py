@@ -139,10 +139,12 @@ class Users:
 
     def _cancel_storm(self, what: Request) -> None:
         """Cancels a quarter of the newest twelve workloads, each twice at once."""
-        newest = [pair for pair in self._acknowledged()[-12:] if pair[0].cancel_sent_s is None]
-        for number, (order, id_) in enumerate(newest):
-            if (what.draw * 97 + number) % 4 >= 1:
-                continue
+        give_up_s = time.monotonic() + _PATIENCE_S
+        while not (newest := [pair for pair in self._acknowledged()[-12:] if pair[0].cancel_sent_s is None]):
+            if time.monotonic() > give_up_s:
+                return
+            time.sleep(0.3)
+        for order, id_ in newest[int(what.draw * min(4, len(newest))) :: 4]:
             order.cancel_sent_s = now_s()
             for _ in range(2):
                 self._pending.append(self._threads.submit(self._cancel, order, id_))

@@ -1,5 +1,6 @@
 """Starting from a snapshot of the live system, with a change or without."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def test_a_gang_that_may_span_clusters_does() -> None:
     """Two clusters of a machine each hold a gang of two machines only together; other gangs of that size never run."""
     live = snapshot(workload("spans"), workload("does-not"), regions=("east",))
     spans, does_not = (
-        w.model_copy(update={"jobs": tuple(j.model_copy(update={"tasks": 2, "span_clusters": s}) for j in w.jobs)})
+        w.model_copy(update={"jobs": tuple(replace(j, tasks=2, span_clusters=s) for j in w.jobs)})
         for w, s in zip(live.workloads, (True, False), strict=True)
     )
     other = live.machines[0].model_copy(update={"id": "east/c2/m1", "cluster": "c2"})
