@@ -22,8 +22,13 @@ async def in_migration(life: Life) -> None:
 
 
 async def in_preparation(life: Life) -> None:
-    """Takes it to where one of its machines is still being prepared, and keeps it there."""
-    life.agents[1].held.add(Activity.PREPARE_NODE)
+    """Takes it to where its machines are being prepared, and keeps it there.
+
+    All of them: the test server refuses the cancellation of an activity that is just being completed, and the workflow
+    then goes on only after its task's time limit.
+    """
+    for agent in life.agents:
+        agent.held.add(Activity.PREPARE_NODE)
     await life.award()
     for agent in life.agents:
         await life.asks(agent, Activity.PREPARE_NODE)
