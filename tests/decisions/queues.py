@@ -107,3 +107,19 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
         pending.append(QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), wish, held))
     weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
     return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)
+
+
+@st.composite
+def displacing(draw: st.DrawFn) -> QueueSnapshot:
+    """A tenant whose unimportant work uses its quota, and important work that waits: much of it displaces several."""
+    placed = [
+        PlacedWorkload(f"p{index}", "t", float(draw(st.integers(0, 2))), {"a100": draw(st.integers(1, 6))}, 0, 6)
+        for index in range(draw(st.integers(2, 8)))
+    ]
+    pending = [
+        QueuedWorkload(
+            f"w{index}", "t", float(index), (job(draw(st.integers(1, 3)), 4),), draw(st.sampled_from((None, 5)))
+        )
+        for index in range(draw(st.integers(1, 4)))
+    ]
+    return QueueSnapshot(1000.0, (tenant("t", a100=16),), tuple(pending), tuple(placed), WEIGHTS)

@@ -15,13 +15,13 @@ from gms import reference
 from gms.scan import scan
 
 from . import PROPERTY, examples
-from .queues import WEIGHTS, job, queue, queued, snapshots, tenant
+from .queues import WEIGHTS, displacing, job, queue, queued, snapshots, tenant
 
 # ---------------------------------------------------------------------------------------------------------- properties
 
 
 @settings(PROPERTY, max_examples=examples(300))
-@given(snapshots())
+@given(st.one_of(snapshots(), displacing()))
 def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
     """The scan gives exactly the reference's queue, credits, types, reasons and placed ranks."""
     assert scan(snapshot) == reference.scan(snapshot)
@@ -82,7 +82,7 @@ def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
 
 
 @settings(PROPERTY, max_examples=examples(200))
-@given(snapshots())
+@given(st.one_of(snapshots(), displacing()))
 def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
     """The first of a tenant's queue has its rank once it is placed, and just what it displaces is over-quota then."""
     before, seen = scan(snapshot), set[str]()
@@ -99,12 +99,11 @@ def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
 
 
 def test_snapshots_displace() -> None:
-    """What the properties are tried on has work that displaces other work, some of it several at once."""
+    """What the property is tried on has work that displaces several others at once."""
     find(
-        snapshots(),
+        displacing(),
         lambda snapshot: any(len(r.displaces) > 1 for r in scan(snapshot).queue),
-        settings=settings(PROPERTY, max_examples=5000, phases=[Phase.generate]),
-        random=Random(2),  # Comes upon one after three hundred; many seeds try thousands.
+        settings=settings(PROPERTY, max_examples=100, phases=[Phase.generate]),
     )
 
 
