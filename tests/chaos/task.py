@@ -48,7 +48,18 @@ def main() -> None:
         tasks=int(os.environ["MIZZEN_TASKS"]),
     )
     threading.Thread(target=_beat, args=(journal,), daemon=True).start()
+    try:
+        _count(journal, steps, step_s)
+    except Exception:  # A save on a full disk, for example: a failure of the task's own.
+        journal.write("end", exit_code=1)
+        raise
+    import mizzen
 
+    journal.write("end", exit_code=code, told=mizzen.preempted())
+    os._exit(code)
+
+
+def _count(journal: Journal, steps: int, step_s: float) -> None:
     import mizzen
     from mizzen.checkpoint import Checkpointer
 
@@ -66,8 +77,6 @@ def main() -> None:
         if mizzen.preempted() and step < steps:
             journal.write("preempted", step=step)
             mizzen.exit_preempted()
-    journal.write("end", exit_code=code, told=mizzen.preempted())
-    os._exit(code)
 
 
 if __name__ == "__main__":
