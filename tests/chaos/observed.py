@@ -29,7 +29,7 @@ class TaskRun:
     exit_code: int | None = None
     """With what it was about to exit; None: it was killed, or it was told to go."""
     told: bool = False
-    """It was told to stop before it exited: nobody can know that it would not have exited because of that."""
+    """It was told to stop before it exited, so it may have exited because of that."""
 
 
 @dataclass
