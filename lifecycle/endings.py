@@ -144,7 +144,7 @@ def code_of(mail: Mail) -> ReasonCode:
 
 
 def lost_machine(mail: Mail | None) -> str | None:
-    """The machine whose loss is told, if it is."""
+    """The machine that the mail reports as lost; None: the mail is about something else."""
     return str(mail.detail["machine"]) if mail is not None and mail.kind == MailKind.MACHINE_LOST else None
 
 

@@ -24,7 +24,7 @@ class JobPlan:
     tasks: I8
     racks: int
     victims: tuple[int, ...] = ()
-    """Only those that no earlier job of the gang evicts already."""
+    """Without victims of earlier jobs of the gang."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stacks first: they wait most of their time, while the other workers compute. Then the other long files, those
-    that wait before those that compute: a long file that began late would leave a core idle at the end.
+    """Stacks first: they wait most of their time, while the other workers compute. Then the other long files, first
+    the ones that mostly wait. A long file that began late would leave a core idle at the end.
     """
     items.sort(key=_turn)
 

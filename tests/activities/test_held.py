@@ -74,7 +74,7 @@ def _bids(held: Held, region: str) -> list[Bid]:
 
 
 def _plain_bids(state: RegionSnapshot) -> list[Bid]:
-    # What `rms.bid.bid` does, which builds the columns anew for each bid; that took most of these tests' time.
+    # As `rms.bid.bid`, which builds the columns for each bid: that took most of the time of these tests.
     planner = Planner(Columns.of(state))
     return [bid_in(planner, a.request) for a in _requests()]
 

@@ -229,7 +229,7 @@ class Users:
         while True:
             machines = self._patiently("GET", "/machines").json()["items"]
             bad = [m for m in machines if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
-            # What holds slots has not ended, which is told already where it is a workload that the API lists.
+            # Slots of a workload that has not ended are part of that violation, not one of their own.
             held = [] if self._seen.live else [m for m in machines if m["slots_held"] or m["slots_promised"]]
             if not (bad or held) or time.monotonic() > deadline_s:
                 out = [f"{m['id']}: {m['state']}, cordon {m['cordon']}, draining {m['draining']}" for m in bad]

@@ -1,4 +1,4 @@
-"""The list of criteria by which plans compare: its order, where it is told, and that every place knows all of it."""
+"""The list of criteria by which plans compare: its order, its documentation, and plans of earlier versions."""
 
 from dataclasses import fields
 from math import inf

@@ -1,4 +1,4 @@
--- Whoever makes a copy of a whole table ready has copied all that there is.
+-- A replica of a whole table that becomes ready has every partition that the table has at that moment.
 create or replace function replica_became_ready() returns trigger language plpgsql as $$
 begin
     perform from data_table where name = new.data_table for share;

@@ -1,4 +1,4 @@
--- An attempt that is over counts in its tenant's window of use only: where that is rewritten, it is summed up anew.
+-- Logs rows that were deleted. An attempt that is over counts only in its tenant's window of use, which is then summed up again.
 create or replace function rows_went() returns trigger language plpgsql as $$
 begin
     case tg_table_name
