@@ -29,9 +29,11 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     """
     ends = [run.exit() for run in runs]
     ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
-    stops = [stop for run in runs if (stop := run.stop()) is not None]
+    stops = [(run.stop(), end) for run, end in zip(runs, ends, strict=True)]
+    # A task may end by itself while it is being told to stop: its work is done, and must not be repeated.
+    told = any(stop.told and (end is None or end.noticed) for stop, end in stops if stop is not None)
     progress = [read_progress(run, masker) for run in runs]
-    told = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
+    notices = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
     return NodeOutcome(
         machine=machine,
         exits=[
@@ -47,8 +49,8 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
             if end.started
         ],
         progress=progress,
-        stopped=any(stop.told for stop in stops) or not all(end is not None and end.started for end in ends),
-        notice=next(told, None),
+        stopped=told or not all(end is not None and end.started for end in ends),
+        notice=next(notices, None),
     )
 
 

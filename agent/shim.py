@@ -206,6 +206,11 @@ class _Task:
                 _signal(pid, signal.SIGTERM)
                 _signal(pid, signal.SIGCONT)  # A stopped process would not see the notice.
 
+    @property
+    def was_noticed(self) -> bool:
+        """Whether the task was given the notice before it ended; a notice may come when it has ended by itself."""
+        return any(pid == self.pid for pid, _ in self.noticed)
+
     def kill(self) -> None:
         """SIGKILL to everything, until nothing is left that may be killed."""
         limits = self.launch["limits"]
@@ -299,6 +304,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         remove_cgroup(path)
     exited: dict[str, Any] = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
     exited["ended_at_s"] = time.time()
+    exited["noticed"] = task.was_noticed
     if memory is not None and code != 0:
         exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
     while True:

@@ -121,7 +121,8 @@ class Stager:
         """Fetch what is missing and make the folders of this machine's tasks.
 
         `launch_sha256` is that of the description as the scheduler wrote it, in hexadecimal; None: its worker is of an
-        earlier version and does not say it.
+        earlier version and does not say it. An attempt that was staged before stays as it is: a workflow that replaces
+        a lost one has its description written again, which names the same tasks.
 
         Raises:
             BadLaunch, BadArchive, CannotUnseal: what was fetched cannot be used, now or later.
@@ -131,8 +132,6 @@ class Stager:
         """
         folder = self._state.attempt(workload_id, attempt)
         staged = self.load(folder)
-        if staged is not None and launch_sha256 is not None:
-            _check_launch(folder.document(), launch_sha256, launch_key)
         if staged is None:
             url = self._config.bucket_url or bucket_url
             with _asking(launch_key):

@@ -59,10 +59,6 @@ class AttemptFolder:
         except FileNotFoundError:
             return None
 
-    def document(self) -> bytes:
-        """The launch description as it was fetched, byte for byte."""
-        return (self.path / "launch.json").read_bytes()
-
     def bucket_url(self) -> str | None:
         """The bucket that it came from, and that logs go to."""
         body = read_json(self.path / "bucket.json")

@@ -64,6 +64,8 @@ class Exit:
     memory_limit_bytes: int | None = None
     """Set where the kernel killed one of its processes because the task had reached its limit of memory."""
     memory_peak_bytes: int | None = None
+    noticed: bool = True
+    """Whether it was given notice before it ended. Of a shim that does not say it: assumed, where it was to stop."""
 
     @property
     def succeeded(self) -> bool:
@@ -128,6 +130,7 @@ class RunFolder:
             body.get("started", True),
             body.get("memory_limit_bytes"),
             body.get("memory_peak_bytes"),
+            body.get("noticed", True),
         )
 
     def stop(self) -> Stop | None:

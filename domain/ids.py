@@ -136,9 +136,9 @@ def task_log(workload_id: str, attempt: int, task: str) -> str:
     return log_prefix(workload_id, attempt, job, int(number))
 
 
-def launch_key(workload_id: str, attempt: int) -> str:
-    """Where an attempt's launch description is in its region's bucket."""
-    return f"launches/{workload_id}/{attempt}.json"
+def launch_key(workload_id: str, attempt: int, sha256: str) -> str:
+    """Where an attempt's launch description with this SHA-256 (hexadecimal) is in its region's bucket."""
+    return f"launches/{workload_id}/{attempt}/{sha256}.json"
 
 
 def table_prefix(table: str) -> str:

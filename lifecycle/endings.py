@@ -148,6 +148,11 @@ def lost_machine(mail: Mail | None) -> str | None:
     return str(mail.detail["machine"]) if mail is not None and mail.kind == MailKind.MACHINE_LOST else None
 
 
+def completed(plan: LaunchPlan) -> Reason:
+    """Why a gang all of whose tasks succeeded has ended."""
+    return Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks})
+
+
 def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
     """By what was told, else because the runtime is used up."""
     if told is not None:
@@ -156,7 +161,7 @@ def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
 
 
 def _completed(case: Case) -> Reason:
-    return Reason(ReasonCode.COMPLETED, {"tasks": case.plan.tasks})
+    return completed(case.plan)
 
 
 def _cancelled(case: Case) -> Reason:
@@ -290,3 +295,10 @@ def stopped_early(told: Mail) -> Ending:
         MailKind(told.kind), Phase.PREEMPTED
     )
     return Ending(phase, Reason(code_of(told), told.detail), (), lost_machine(told))
+
+
+def unless_completed(otherwise: Ending, end: GangEnd, plan: LaunchPlan) -> Ending:
+    """`otherwise`, with what the tasks reported; but tasks that had all succeeded before they were stopped have."""
+    if end.all_succeeded:
+        return Ending(Phase.SUCCEEDED, completed(plan), end.progress)
+    return replace(otherwise, progress=end.progress)

@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from domain.reasons import Reason, ReasonCode
     from domain.reported import TaskProgress
-    from lifecycle.endings import STOPS, Ending, code_of, lost_machine, stopped_early, why_stopped
+    from lifecycle.endings import STOPS, Ending, code_of, lost_machine, stopped_early, unless_completed, why_stopped
     from lifecycle.gangs import LaunchFailure
     from workflows.effects import give_up, on_region, record, show_in_temporal, type_of
     from workflows.flushes import Flushes
@@ -127,10 +127,7 @@ class WorkloadWorkflow:
                 raise
             gang, plan = await self._gang_of_row()
             await gang.stop(plan.grace_s, lost=end.blames_machine)
-            found = await gang.result()
-            if found.all_succeeded:
-                end = Ending(Phase.SUCCEEDED, Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks}))
-            end = replace(end, progress=found.progress)
+            end = unless_completed(end, await gang.result(), plan)
             await self._try_release(end)
         return end
 
@@ -181,17 +178,21 @@ class WorkloadWorkflow:
         await record(Activity.STAGED_HERE, stage)
         gang = self._gang = Gang(self._state.workload_id, self._state.attempt, plan)
         failed = await self._unless_told(gang.prepare())
+        # An earlier workflow may have started these tasks: they may run, or have ended.
         if isinstance(failed, Mail):
-            await gang.stop(0.0, lost=lost_machine(failed))
-            return stopped_early(failed)
+            await gang.stop(plan.grace_s, lost=lost_machine(failed))
+            return unless_completed(stopped_early(failed), await gang.result(), plan)
         if gang.stopped_before:
             return await self._wind_up(gang, plan)
         if failed is not None:
-            await gang.stop(0.0)
-            return await self._not_started(failed)
+            await gang.stop(plan.grace_s)
+            end = await gang.result()
+            if end.all_succeeded or end.failed:
+                return self._verdicts.judge(end, plan, None)
+            return await self._not_started(failed, end.progress)
         return await self._run(gang, plan)
 
-    async def _not_started(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...] = ()) -> Ending:
+    async def _not_started(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """What follows from a launch that failed: the workload has failed, or it is tried again.
 
         After the second failure in a row that is not at once: it would be placed there again within the second.

@@ -52,7 +52,10 @@ class LaunchActivities:
     def stage(self, request: StageRequest) -> LaunchPlan:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
-        Carried out again, it writes the same again, but for the region's hazard and which tables are stale there then.
+        Carried out again, it describes the same, but for the region's hazard, which tables are stale there then, and
+        how secrets are sealed. So each description has a key of its own, and what a slow try writes late changes
+        nothing of what a later one has promised its agents.
+
         Why it cannot be done is the workload's reason until it is done. To wind an attempt up, nothing is written: only
         Postgres is asked where its tasks may be.
 
@@ -94,8 +97,9 @@ class LaunchActivities:
             request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard, stale
         ).model_copy(update={"tenant_number": tenant_number})
         self._show_stale(request, launch, attempt.stale_tables)
-        key = ids.launch_key(request.workload_id, request.attempt)
         document = launch.model_dump_json().encode()
+        sha256 = hashlib.sha256(document).hexdigest()
+        key = ids.launch_key(request.workload_id, request.attempt, sha256)
         with bucket_named(region.name):
             if spec.workdir is not None:
                 self._stage_archive(store, spec.workdir, body, again=request.attempt > 1)
@@ -104,7 +108,7 @@ class LaunchActivities:
             take_away(self._engine, request)
         leaders = {name: job.master_machine for name, job in launch.jobs.items()}
         plan = self._plan(request, spec, region, allocations, leaders, len(launch.tasks), checkpoint_region)
-        return replace(plan, launch_sha256=hashlib.sha256(document).hexdigest())
+        return replace(plan, launch_key=key, launch_sha256=sha256)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
         """The plan of an attempt that was placed, whether or not it is released, by what Postgres says of it."""
@@ -130,7 +134,7 @@ class LaunchActivities:
         tasks: int,
         checkpoint_region: str | None,
     ) -> LaunchPlan:
-        """`leaders`: job to the machine of its first task."""
+        """Without the launch description's key. `leaders`: job to the machine of its first task."""
         leads: dict[str, list[str]] = defaultdict(list)
         for name, machine in leaders.items():
             leads[machine].append(name)
@@ -138,7 +142,7 @@ class LaunchActivities:
         return LaunchPlan(
             region=region.name,
             bucket_url=region.bucket_url,
-            launch_key=ids.launch_key(request.workload_id, request.attempt),
+            launch_key="",
             nodes=[NodeLaunch(a.machine, sorted(leads[a.machine])) for a in allocations],
             tasks=tasks,
             checkpoint_region=checkpoint_region,

@@ -80,6 +80,7 @@ class LaunchPlan:
     region: str
     bucket_url: str
     launch_key: str
+    """Empty where the attempt is only wound up."""
     nodes: list[NodeLaunch]
     tasks: int
     checkpoint_region: str | None

@@ -39,7 +39,11 @@ def _finished(world: World, workload: str, days: float) -> None:
 
 def _objects(world: World, *workloads: str) -> None:
     for workload in workloads:
-        for key in (f"checkpoints/{workload}/a/0", f"logs/{workload}/1/main/0/0", ids.launch_key(workload, 1)):
+        for key in (
+            f"checkpoints/{workload}/a/0",
+            f"logs/{workload}/1/main/0/0",
+            ids.launch_key(workload, 1, "0" * 64),
+        ):
             world.bucket("r").put(key, b"x")
 
 

@@ -1,6 +1,7 @@
 """The launch description: who runs where as which rank with which slots, and that secrets are only ever sealed."""
 
 import base64
+import hashlib
 import json
 from collections import defaultdict
 from dataclasses import replace
@@ -109,7 +110,8 @@ def test_who_runs_where(world: World) -> None:
     assert launch.tables == {"words": bucket.uri("tables/words/")}
     assert (launch.checkpoint.interval_s, launch.checkpoint.grace_s, launch.checkpoint.keep) == (5, 7, 3)
     assert (plan.tasks, plan.grace_s, plan.max_runtime_s, plan.retries) == (7, 7, 99, 3)
-    assert (plan.checkpoint_region, plan.launch_key) == (None, ids.launch_key(workload, 1))
+    assert plan.launch_sha256 is not None and plan.checkpoint_region is None
+    assert plan.launch_key == ids.launch_key(workload, 1, plan.launch_sha256)
 
 
 @pytest.mark.usefixtures("keys")
@@ -122,8 +124,11 @@ def test_staging_again_writes_the_same(world: World) -> None:
     assert world.bucket("r").get(plan.launch_key) == first
     _secret(world, "token", PLAIN)
     secret = world.running(job(tasks=3, secrets={"TOKEN": "token"}))
-    one, other = (_stage(world, secret)[1] for _ in range(2))
+    (early, one), (late, other) = (_stage(world, secret) for _ in range(2))
     assert one != other
+    # Whichever was written last: an agent finds the very description that its plan names.
+    for plan in (early, late):
+        assert hashlib.sha256(world.bucket("r").get(plan.launch_key)).hexdigest() == plan.launch_sha256
     assert one.model_copy(update={"sealed_secrets": {}}) == other.model_copy(update={"sealed_secrets": {}})
 
 
@@ -157,7 +162,7 @@ def test_a_secret_that_is_gone(world: World) -> None:
     with pytest.raises(ApplicationError, match="tenant t has no secret token any more") as caught:
         _stage(world, workload)
     assert caught.value.type == "MissingSecret" and not caught.value.non_retryable
-    assert world.bucket("r").size(ids.launch_key(workload, 1)) is None
+    assert list(world.bucket("r").list(f"launches/{workload}/")) == []
     _secret(world, "token", PLAIN)
     _stage(world, workload)
 
@@ -199,7 +204,7 @@ def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> No
                 _stage(world, workload)
             assert caught.value.non_retryable
         found = world.launch.stage(StageRequest(workload, 1, winds_up=True))
-        assert replace(found, launch_sha256=plan.launch_sha256) == plan
+        assert replace(found, launch_key=plan.launch_key, launch_sha256=plan.launch_sha256) == plan
         assert world.bucket("r").size(plan.launch_key) is None
     for winds_up in (False, True):
         with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} holds nothing") as caught:

@@ -198,6 +198,11 @@ class HelloWorkflow:
         return self.heard
 
 
+def _key(launch: LaunchDescription) -> str:
+    """One key for an attempt, whatever its description says: tests change what is there."""
+    return launch_key(launch.workload_id, launch.attempt, "0" * 64)
+
+
 @dataclass
 class Lab:
     """One test's bucket, client and worker."""
@@ -255,7 +260,7 @@ class Lab:
 
     def write(self, launch: LaunchDescription) -> str:
         """Put a launch description where agents look for it; returns its key."""
-        key = launch_key(launch.workload_id, launch.attempt)
+        key = _key(launch)
         open_store(self.bucket_url).put(key, launch.model_dump_json().encode())
         return key
 
@@ -273,8 +278,7 @@ class Lab:
 
     async def prepare(self, launch: LaunchDescription, machine: str, leads: Sequence[str] = ()) -> NodePrepared:
         """`node.prepare` of an attempt that `write` has put into the bucket."""
-        key = launch_key(launch.workload_id, launch.attempt)
-        request = PrepareNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, list(leads))
+        request = PrepareNode(launch.workload_id, launch.attempt, machine, _key(launch), self.bucket_url, list(leads))
         prepared: NodePrepared = await (await self.start(Activity.PREPARE_NODE, machine, request)).result(NodePrepared)
         return prepared
 
@@ -287,7 +291,7 @@ class Lab:
         attempts: int = 20,
     ) -> "Pending":
         """`node.run`, started."""
-        key = launch_key(launch.workload_id, launch.attempt)
+        key = _key(launch)
         request = RunNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, masters or {}, sha256)
         return await self.start(Activity.RUN_NODE, machine, request, attempts)
 

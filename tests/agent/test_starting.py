@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ async def test_what_cannot_be_prepared(lab: Lab) -> None:
     misplaced = description(lab.region, config, "true")
     for each in (escaping, unreadable):
         lab.write(each)
-    store.put(f"launches/{misplaced.workload_id}/1.json", escaping.model_dump_json().encode())
+    store.put(lab.write(misplaced), escaping.model_dump_json().encode())
     async with lab.agent(config):
         for launch, kind in ((escaping, "BadArchive"), (unreadable, "CannotUnseal"), (misplaced, "BadLaunch")):
             failure = await (await lab.run(launch, config.machine)).failure()
@@ -111,10 +112,24 @@ async def test_a_launch_description_that_was_changed_is_refused(lab: Lab, tmp_pa
         assert (failure.type, failure.non_retryable) == ("ChangedLaunch", True)
         lab.write(launch)
         await (await lab.run(launch, config.machine, sha256=good)).result(NodeOutcome)
-        other = hashlib.sha256(changed.model_dump_json().encode()).hexdigest()
-        failure = await (await lab.run(launch, config.machine, sha256=other)).failure()
-        assert failure.type == "ChangedLaunch", "what was fetched before is compared, too"
     assert (tmp_path / "good").exists() and not (tmp_path / "evil").exists()
+
+
+async def test_a_description_that_is_written_again_changes_nothing(lab: Lab, tmp_path: Path) -> None:
+    """A workflow that replaces a lost one writes the description again, with what has changed since: tasks go on.
+
+    What has started or ended by the first one is found again, whatever the newer one says.
+    """
+    config = lab.config()
+    launch = description(lab.region, config, f"echo x >> {tmp_path}/runs")
+    again = launch.model_copy(update={"stale_tables": {"t": datetime(2026, 1, 1, tzinfo=UTC)}})
+    for described in (launch, again):
+        lab.write(described)
+        async with lab.agent(config):
+            sha256 = hashlib.sha256(described.model_dump_json().encode()).hexdigest()
+            outcome: NodeOutcome = await (await lab.run(described, config.machine, sha256=sha256)).result(NodeOutcome)
+        assert [e.exit_code for e in outcome.exits] == [0] and not outcome.stopped
+    assert (tmp_path / "runs").read_text() == "x\n"
 
 
 @pytest.mark.parametrize("harm", ["no bucket", "no archive", "two files of one path", "a file in the folder's place"])

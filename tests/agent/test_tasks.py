@@ -14,6 +14,7 @@ import pytest
 
 from agent import shim, tasks
 from agent.cgroups import make_cgroup
+from agent.outcomes import outcome
 from agent.processes import Identity
 from agent.starting import start_shim
 from agent.tasks import RunFolder, State
@@ -108,6 +109,38 @@ def test_notice_and_a_clean_end(tmp_path: Path) -> None:
     assert ended(run).exit_code == 143
     stop = run.stop()
     assert stop is not None and stop.told
+
+
+def test_a_task_that_has_ended_by_itself_was_not_stopped(tmp_path: Path) -> None:
+    """A stop that comes between a task's end and the record of it ends nothing: what it did counts as done."""
+    run = run_folder(tmp_path)
+    tasks.start(run, python(run, "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"))
+    identities = run.identities()
+    assert identities is not None
+    above, task = identities
+    above.send(signal.SIGSTOP)
+    (run.work / "go").touch()
+    until(lambda: (stat := shim.process_stat(task.pid)) is None or stat[0] == "Z")
+    tasks.request_stop(run, 600, told=True)
+    above.send(signal.SIGCONT)
+    assert ended(run).succeeded
+    assert not outcome("m", [run], None).stopped
+
+
+def test_a_task_that_saved_because_it_was_told_was_stopped(tmp_path: Path) -> None:
+    """Exit code 0 after the notice is no success: the task may have left work undone."""
+    run = run_folder(tmp_path)
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    tasks.start(run, python(run, code))
+    until(lambda: "ready" in run.output.read_text())
+    tasks.request_stop(run, 600, told=True)
+    assert ended(run).succeeded
+    assert outcome("m", [run], None).stopped
 
 
 def test_a_stubborn_task_is_killed_with_all_its_kin(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
             users.close_requests()
             users.wait_for_ends(PATIENCE_S, _AT_MOST_S)
             seen.withheld = users.withheld_machines(_READY_S)
+            users.save_events(scratch / "events.txt")
             users.close()
             _stop(up, seen)
         finally:

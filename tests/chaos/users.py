@@ -223,6 +223,12 @@ class Users:
                 return out
             cursor = f"&cursor={page['next_cursor']}"
 
+    def save_events(self, path: Path) -> None:
+        """Writes the stream of all events, from the first one on: what mizzen says, for whoever looks for a cause."""
+        with self._http.stream("GET", "/events?follow=false", timeout=60.0) as answer, path.open("wb") as file:
+            for block in answer.iter_bytes():
+                file.write(block)
+
     def withheld_machines(self, timeout_s: float) -> list[str]:
         """Machines that are not ready, or cordoned, after all of that is over; waits for them to come back."""
         deadline_s = time.monotonic() + timeout_s

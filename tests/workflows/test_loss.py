@@ -220,9 +220,7 @@ async def test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs(
 @goes(*RUNNING, "succeeded completed")
 async def test_tasks_that_ended_while_the_workflow_was_gone_do_not_run_again(life: Life) -> None:
     """A gang all of whose tasks ended well while nobody watched has succeeded."""
-    await running(life)
-    await life.handle.terminate()
-    await ends_unseen(life, 0)
+    await gone_in_the_end(life)
     await replaced(life)
     assert await life.result() == "succeeded"
 
@@ -231,9 +229,7 @@ async def test_tasks_that_ended_while_the_workflow_was_gone_do_not_run_again(lif
 async def test_a_failure_while_the_workflow_was_gone_counts(life: Life) -> None:
     """A task that failed while nobody watched counts as a failure, as it would have counted live."""
     life.plan.retries = 0
-    await running(life)
-    await life.handle.terminate()
-    await ends_unseen(life, 3)
+    await gone_in_the_end(life, 3)
     await replaced(life)
     assert await life.result() == "failed"
 
@@ -287,9 +283,7 @@ async def wound_up(life: Life, *, stopping: bool) -> None:
 @goes(*RUNNING, "succeeded completed")
 async def test_an_attempt_that_ended_before_its_stop_has_succeeded(life: Life) -> None:
     """Tasks that had all ended well when their stop was lost with its workflow do not run again."""
-    await running(life)
-    await life.handle.terminate()
-    await ends_unseen(life, 0)
+    await gone_in_the_end(life)
     for agent in life.agents:
         agent.was_told_to_stop()
     await replaced(life, stopping=True)
@@ -305,6 +299,61 @@ async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life)
     await life.reaches(Phase.PREEMPTED)
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [r.silent_machines for r in life.facts.releases] == [[]]
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_replacement_that_is_evicted_while_it_prepares_finds_that_it_has_succeeded(life: Life) -> None:
+    """Its tasks had all ended well before it was told to stop them: they do not run again."""
+    await gone_in_the_end(life)
+    for agent in life.agents:
+        agent.held.add(Activity.PREPARE_NODE)
+    await replaced(life)
+    for agent in life.agents:
+        await life.asks(agent, Activity.PREPARE_NODE, 2)
+    await life.mail(MailKind.EVICT)
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "preempted evicted")
+async def test_a_replacement_that_is_evicted_while_it_prepares_lets_tasks_save(life: Life) -> None:
+    """Tasks of the workflow before it run: they get their grace."""
+    await running(life)
+    for agent in life.agents:
+        agent.reports(step=7, checkpoint_step=5)
+    await life.handle.terminate()
+    life.agents[0].held.add(Activity.PREPARE_NODE)
+    await replaced(life)
+    await life.asks(life.agents[0], Activity.PREPARE_NODE, 2)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+    assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [5, 5]
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_replacement_that_is_refused_finds_that_it_has_succeeded(life: Life) -> None:
+    """A machine cannot prepare the tasks any more, which have ended well already: they do not run elsewhere."""
+    await gone_in_the_end(life)
+    life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("?", type="ChangedLaunch", non_retryable=True)]
+    await replaced(life)
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_replacement_that_is_refused_finds_that_it_has_failed(life: Life) -> None:
+    """A machine cannot prepare the tasks any more, of which one has failed: that counts."""
+    life.plan.retries = 0
+    await gone_in_the_end(life, 3)
+    life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("?", type="ChangedLaunch", non_retryable=True)]
+    await replaced(life)
+    assert await life.result() == "failed"
+
+
+async def gone_in_the_end(life: Life, exit_code: int = 0) -> None:
+    """Its tasks end while its workflow is gone."""
+    await running(life)
+    await life.handle.terminate()
+    await ends_unseen(life, exit_code)
 
 
 @goes(*RUNNING, "preempted evicted")

@@ -217,7 +217,7 @@ async def test_evicted_during_preparation_no_task_is_ever_started(life: Life) ->
     await in_preparation(life)
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
-    assert life.stopped() == [[(1, 0.0)], [(1, 0.0)]]
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     assert [a.requests(Activity.RUN_NODE) for a in life.agents] == [[], []]
 
 
@@ -227,7 +227,7 @@ async def test_cancelled_during_preparation_it_ends(life: Life) -> None:
     await in_preparation(life)
     await life.mail(MailKind.CANCEL, 0)
     assert await life.result() == "cancelled"
-    assert life.stopped() == [[(1, 0.0)], [(1, 0.0)]]
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
 
 
 @goes(*PROVISIONED, "pending machine_lost")
@@ -236,7 +236,7 @@ async def test_a_machine_lost_during_preparation_is_not_asked_to_stop(life: Life
     await in_preparation(life)
     await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
-    assert life.stopped() == [[(1, 0.0)], []]
+    assert life.stopped() == [[(1, 5.0)], []]
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
 
 
@@ -250,7 +250,7 @@ async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(l
     await life.reaches(Phase.PENDING)
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
     assert "no port is free" in life.reason()["error"]
-    assert life.stopped() == [[(1, 0.0)], [(1, 0.0)]]
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     await life.award()
     await life.runs()
     for agent in life.agents:
@@ -292,7 +292,7 @@ async def test_a_machine_without_an_agent_is_lost(life: Life) -> None:
     await life.reaches(Phase.PENDING)
     assert life.reason() == {"machine": life.agents[1].machine}
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
-    assert life.stopped() == [[(1, 0.0)], []]
+    assert life.stopped() == [[(1, 5.0)], []]
 
 
 @goes(*RUNNING, "succeeded completed")
