@@ -1,4 +1,4 @@
-"""The phases of a workload's life and which may follow which."""
+"""The phases of a workload's life. Which may follow which, `lifecycle.attempts` says."""
 
 from enum import StrEnum
 
@@ -27,18 +27,3 @@ class Phase(StrEnum):
 QUEUED_PHASES = frozenset({Phase.PENDING, Phase.PREEMPTED})
 PLACED_PHASES = frozenset({Phase.PLACING, Phase.MIGRATING, Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING})
 TERMINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-
-_STOPPED = {Phase.PENDING, Phase.PREEMPTED, Phase.FAILED, Phase.CANCELLED}
-
-NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.PENDING: frozenset({Phase.PLACING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.PREEMPTED: frozenset({Phase.PLACING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.PLACING: frozenset({Phase.MIGRATING, Phase.PROVISIONING, *_STOPPED}),
-    Phase.MIGRATING: frozenset({Phase.PROVISIONING, *_STOPPED}),
-    Phase.PROVISIONING: frozenset({Phase.RUNNING, Phase.CHECKPOINTING, Phase.SUCCEEDED, *_STOPPED}),
-    Phase.RUNNING: frozenset({Phase.CHECKPOINTING, Phase.SUCCEEDED, *_STOPPED}),
-    Phase.CHECKPOINTING: frozenset({Phase.SUCCEEDED, *_STOPPED}),
-    Phase.SUCCEEDED: frozenset(),
-    Phase.FAILED: frozenset(),
-    Phase.CANCELLED: frozenset(),
-}

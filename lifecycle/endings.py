@@ -289,12 +289,17 @@ def judge(case: Case) -> tuple[Ending, Counts]:
     return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), row.counts(case.counts_after)
 
 
+_EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {
+    MailKind.CANCEL: Phase.CANCELLED,
+    MailKind.MACHINE_LOST: Phase.PENDING,
+}
+EARLY_PHASES = frozenset(_EARLY.values())
+"""The phases of attempts that were told to stop before any task was started."""
+
+
 def stopped_early(told: Mail) -> Ending:
     """Told to stop before any task was started."""
-    phase = {MailKind.CANCEL: Phase.CANCELLED, MailKind.MACHINE_LOST: Phase.PENDING}.get(
-        MailKind(told.kind), Phase.PREEMPTED
-    )
-    return Ending(phase, Reason(code_of(told), told.detail), (), lost_machine(told))
+    return Ending(_EARLY[MailKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
 
 
 def unless_completed(otherwise: Ending, end: GangEnd, plan: LaunchPlan) -> Ending:

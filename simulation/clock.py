@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from simulation.engine import Engine
-from simulation.lives import Life, Phase
+from simulation.lives import Life
 from simulation.meter import Meter
 from simulation.passes import Passes
 from simulation.stage import Happened, Stage
@@ -124,7 +124,7 @@ class Clock:
                 self.stage.leave(at_s, life)
             elif kind == Kind.START:
                 self.stage.start(at_s, life)
-            elif life.phase in (Phase.QUEUED, Phase.PLACING, Phase.STARTING):
+            else:
                 self.stage.run_out(at_s, life)
             self._passes.news |= kind in (Kind.FINISH, Kind.LEAVE)
 

@@ -1,28 +1,19 @@
-"""What becomes of each workload: queued, placing, starting, running, evicting, finished; and who is told."""
+"""What becomes of each workload, by the table of steps that live workflows follow too; and who is told."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from math import inf
 
+from domain.phases import Phase
 from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
 from gms.columns import Change
+from lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Event, Step
 from simulation.engine import id_of
 from simulation.workloads import Workload
 
-
-class Phase(IntEnum):
-    """Where a workload is in its life."""
-
-    FUTURE = 0
-    QUEUED = 1
-    PLACING = 2
-    """Awarded; victims still hold some of its slots."""
-    STARTING = 3
-    """It holds all its slots and is provisioned."""
-    RUNNING = 4
-    EVICTING = 5
-    FINISHED = 6
+_TABLE = TABLES[LATEST]
+_AT_ONCE = frozenset({Step.STAGE, Step.AWAIT_SAVES, Step.COPY})
+"""Steps that take no time here: what they take is part of the provisioning delay."""
 
 
 @dataclass
@@ -31,7 +22,10 @@ class Life:
 
     number: int
     workload: Workload
-    phase: Phase = Phase.FUTURE
+    phase: Phase | None = None
+    """None: it was not submitted yet."""
+    step: Step | None = None
+    """Of its present attempt; None: it has none."""
     place: str | None = None
     """The region (or cluster) that it is bound to, or is in."""
     only: frozenset[str] | None = None
@@ -60,6 +54,40 @@ class Life:
     victims: set[int] = field(default_factory=set)
     """Those that still hold some of its slots."""
     evictor: int | None = None
+
+    def take(self, step: Step) -> None:
+        """Begins a step of an attempt."""
+        while step in _AT_ONCE:
+            following = _TABLE[step].after[Event.DONE]
+            assert isinstance(following, Step)
+            step = following
+        self.step, self.phase = step, _TABLE[step].phase or self.phase
+
+    def go_on(self, event: Event) -> None:
+        """Begins the step that follows from how the present one went.
+
+        Raises:
+            ValueError: by the table the attempt ends there.
+        """
+        following = self._after(event)
+        if isinstance(following, End):
+            raise ValueError(f"workload {self.id}: an attempt ends with {event} of {self.step}")
+        self.take(following)
+
+    def end(self, phase: Phase) -> None:
+        """Ends the attempt after its present step; `phase` is what follows.
+
+        Raises:
+            ValueError: by the table it does not end there, or not so.
+        """
+        following = self._after(Event.DONE)
+        if not isinstance(following, End) or phase not in END_PHASES[following]:
+            raise ValueError(f"workload {self.id}: {phase} does not follow from {self.step}")
+        self.step, self.phase = None, phase
+
+    def _after(self, event: Event) -> Step | End:
+        assert self.step is not None
+        return _TABLE[self.step].after[event]
 
     @property
     def id(self) -> str:

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from domain.phases import QUEUED_PHASES, Phase
 from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, RunningWorkload
 from gms.columns import Change
+from lifecycle.attempts import FIRST, Event, Step
 from simulation.board import Board
 from simulation.draws import chance
 from simulation.engine import Engine
 from simulation.ledger import Ledger
-from simulation.lives import Life, Phase, gpus_of, numbered, types_asked
+from simulation.lives import Life, gpus_of, numbered, types_asked
 from simulation.meter import Meter
 from simulation.policies import Binding, place_of, split_by_cluster
 from simulation.shares import Shares
@@ -72,7 +74,7 @@ class Stage:
         life.place, life.attempt, life.gpus = place, 1, dict(held.gpus)
         life.awarded_at_s = life.ready_at_s = running.started_at_s
         life.idle_since_s, life.start_judged = -inf, True
-        life.phase = Phase.STARTING
+        life.take(Step.RUN if held.works else Step.PREPARE)
         self.board.holds_all[life.number] = True
         if self._binding is not None:
             life.only = frozenset((place,))
@@ -81,7 +83,7 @@ class Stage:
         self.placed.append(life.placed(True))
         self._hold(0.0, life, 1)
         if held.works:
-            life.started_at_s, life.phase = running.started_at_s, Phase.RUNNING
+            life.started_at_s = running.started_at_s
             self.board.started_at_s[life.number] = life.started_at_s
             self._later(max(0.0, life.started_at_s + life.remaining_s()), "FINISH", life)
         else:
@@ -102,6 +104,7 @@ class Stage:
         self.board.asks(life.number, w.jobs, life.only, at_most_s)
         self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
         life.idle_since_s, life.start_judged = at_s, False
+        life.phase = Phase.PENDING
         self._wait(at_s, at_s, life)
         self._say(at_s, "submitted", life, next(iter(life.only), None) if self._binding and life.only else None)
 
@@ -110,7 +113,8 @@ class Stage:
         self._judge(at_s, life, at_s - life.waits_since_s)
         self.meter.wait(at_s, "award", life.workload.level, rank == 8, at_s - life.waits_since_s)
         self._no_longer_queued(life)
-        life.phase, life.place, life.gpus = Phase.PLACING, plan.region, gpus_of(plan, request)
+        life.take(FIRST)
+        life.place, life.gpus = plan.region, gpus_of(plan, request)
         self.board.begin(life.number, rank)
         life.attempt += 1
         life.turn += 1
@@ -135,7 +139,8 @@ class Stage:
         self._judge_start(at_s, life, idle_s, over_quota)
         if life.idle_since_s > -inf:
             self.meter.wait(at_s, "start", life.workload.level, over_quota, idle_s)
-        life.phase, life.started_at_s = Phase.RUNNING, at_s
+        life.go_on(Event.DONE)
+        life.started_at_s = at_s
         life.turn += 1
         self.board.started_at_s[life.number] = at_s
         self._later(at_s + life.remaining_s(), "FINISH", life)
@@ -145,7 +150,7 @@ class Stage:
     def finish(self, at_s: float, life: Life) -> None:
         """All its work is done."""
         life.done_s = life.workload.duration_s
-        life.phase = Phase.FINISHED
+        life.end(Phase.SUCCEEDED)
         self.board.holds_all[life.number] = False
         self.finished += 1
         self.evictors.clear()
@@ -157,6 +162,7 @@ class Stage:
     def leave(self, at_s: float, life: Life) -> None:
         """Evicted: the last of its slots is given up, and it is in the queue again."""
         evictor = life.evictor
+        life.end(Phase.PREEMPTED)
         self._release(at_s, life)
         life.evictor, life.place = None, None
         self._say(at_s, "left", life)
@@ -169,7 +175,7 @@ class Stage:
     def run_out(self, at_s: float, life: Life) -> None:
         """The time of its objective is over, and it is still queued, or at least does not work."""
         over_quota = bool(self.board.rank[life.number] == 8)
-        if life.phase == Phase.QUEUED:
+        if life.phase in QUEUED_PHASES:
             over_quota = bool(self.board.over_quota[life.number])
             if at_s >= life.waits_since_s + self._objective_s(life):
                 self._judge(at_s, life, inf)
@@ -199,7 +205,7 @@ class Stage:
     # ---------------------------------------------------------------------------------------------------------- details
 
     def _wait(self, at_s: float, since_s: float, life: Life) -> None:
-        life.phase, life.waits_since_s, life.judged = Phase.QUEUED, since_s, False
+        life.waits_since_s, life.judged = since_s, False
         life.turn += 1
         self.queue.add(life.number)
         self.pending.append(life.queued(True))
@@ -233,7 +239,8 @@ class Stage:
             self._later(max(at_s, life.idle_since_s + self._objective_s(life)), "OBJECTIVE", life)
 
     def _ready(self, at_s: float, life: Life) -> None:
-        life.phase, life.ready_at_s = Phase.STARTING, at_s
+        life.go_on(Event.DONE)
+        life.ready_at_s = at_s
         self.board.holds_all[life.number] = True
         self._later(at_s + self._provisioning_s(life), "START", life)
         self.tell(life)
@@ -241,7 +248,7 @@ class Stage:
     def _evict(self, at_s: float, victim: Life, evictor: Life) -> None:
         w, s = victim.workload, self.settings
         lost_s = 0.0
-        if victim.phase == Phase.RUNNING:
+        if victim.step is Step.RUN:
             victim.idle_since_s, victim.start_judged = at_s, False
             worked_s = at_s - victim.started_at_s
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
@@ -252,7 +259,8 @@ class Stage:
         elif s.provisioning_p50_s and victim.attempt > 1:
             self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
         self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus)
-        victim.phase, victim.evictor, victim.waits_since_s = Phase.EVICTING, evictor.number, at_s
+        victim.go_on(Event.TOLD)
+        victim.evictor, victim.waits_since_s = evictor.number, at_s
         victim.turn += 1
         self.board.holds_all[victim.number] = False
         self.evictors.setdefault(victim.id, set()).add(evictor.id)

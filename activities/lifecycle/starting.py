@@ -17,6 +17,7 @@ from domain.protocol import WorkloadInput
 from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
 from infra.db.models import Attempt
+from lifecycle.attempts import LATEST
 
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt from workload where id = :workload and finished_at is null"
@@ -40,7 +41,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     row = session.execute(_LIVE, {"workload": workload}).first()
     if row is None:
         return None
-    state, rank = WorkloadInput(row.id), None
+    state, rank = WorkloadInput(row.id, table=LATEST), None
     if row.attempt > 0:
         state, rank = _state_of(session, row)
     code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
@@ -83,6 +84,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         ran_s=sum(float(a.ran_s) for a in attempts),
+        table=LATEST,
     )
     return state, attempts[0].rank if placed and attempts else None
 

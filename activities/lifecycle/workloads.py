@@ -30,11 +30,14 @@ _LOCK = text(
 _CHECKPOINTS_HERE = text("update workload set checkpoint_region = region where id = :workload")
 _BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
 _LIVE = text(
-    "select a.started_at, w.phase from attempt as a join workload as w on w.id = a.workload"
+    "select a.started_at is not null or w.phase = any(:after_asking)"
+    " or a.ready_at is not null and (select count(*) = 1 from allocation where (workload, attempt) = (w.id, a.attempt))"
+    " as may_run from attempt as a join workload as w on w.id = a.workload"
     " where a.workload = :workload and a.attempt = :attempt and a.released_at is null"
 )
-_MAY_HAVE_TASKS = frozenset({Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING})
-"""Phases that are written before a machine is asked to prepare or start tasks."""
+_AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
+"""Phases that are written before machines are asked to prepare or start tasks. Where one machine is enough, it is asked
+to start them beside that (`LaunchPlan.starts_at_once`)."""
 
 
 def locked(session: Session, workload_id: str) -> Workload:
@@ -170,10 +173,10 @@ class WorkloadActivities:
             own = {"workload": workload, "attempt": request.attempt}
             if session.execute(_LOCK, {"workload": workload}).first() is None:
                 raise _unknown(workload)
-            live = session.execute(_LIVE, own).first()
+            live = session.execute(_LIVE, own | {"after_asking": _AFTER_ASKING}).first()
             if live is None:
                 return
-            if request.unstarted and (live.started_at is not None or live.phase in _MAY_HAVE_TASKS):
+            if request.unstarted and live.may_run:
                 message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
             machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)

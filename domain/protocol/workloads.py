@@ -32,6 +32,8 @@ class WorkloadInput:
     """Seconds of running in all earlier attempts."""
     refusals: int = 0
     """Launches in a row that failed for another reason than the workload itself."""
+    table: int = 1
+    """Version of the table of steps that it follows (`lifecycle.attempts.TABLES`), from its start on."""
     mails: list[Mail] = field(default_factory=list)
     """Mail that was not dealt with yet."""
     seen_mail: list[int] = field(default_factory=list)

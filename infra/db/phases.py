@@ -7,8 +7,9 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from domain.phases import NEXT_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import TERMINAL_PHASES, Phase
 from infra.db import events
+from lifecycle.attempts import NEXT_PHASES
 
 
 class IllegalTransition(Exception):

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from sqlalchemy import select
 
 import gms.scan
-from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
 from domain.slots import slots_of_tasks
 from domain.spec import WorkloadSpec
 from infra.db.logs import Event, Outbox
 from infra.db.models import Allocation, Attempt, Eviction, Machine, Tenant, Workload
+from lifecycle.attempts import NEXT_PHASES
 from tests.activities.oracle import queue_snapshot
 from tests.activities.world import World, by_workload
 

@@ -200,10 +200,29 @@ def test_an_attempt_whose_tasks_may_run_is_not_released_as_unstarted(fleet: Worl
         assert fleet.dump() == before
         fleet.release(workload, Phase.PREEMPTED)
         fleet.change(workload, Phase.CANCELLED)
-        placed = fleet.submit(job())
+        placed = fleet.submit(job(tasks=2))
         fleet.tick()
         fleet.release(placed, Phase.PREEMPTED, unstarted=True)
         fleet.change(placed, Phase.CANCELLED)
+
+
+def test_a_single_machine_may_run_tasks_as_soon_as_it_is_awarded(fleet: World) -> None:
+    """It is asked to start them while that is written: an attempt that is only placed is not released as unstarted.
+
+    One that still waits for its victims' slots is: nobody was asked for anything.
+    """
+    victims = [fleet.running(job(), level=5) for _ in range(2)]
+    waiting = fleet.submit(job())
+    fleet.tick()
+    fleet.release(waiting, Phase.PREEMPTED, unstarted=True)
+    for victim in victims:
+        fleet.release(victim, Phase.SUCCEEDED)
+    fleet.tick()
+    before = fleet.dump()
+    with pytest.raises(ApplicationError, match="may run"):
+        fleet.release(waiting, Phase.PREEMPTED, unstarted=True)
+    assert fleet.dump() == before
+    fleet.release(waiting, Phase.PREEMPTED)
 
 
 def test_one_workload_never_cordons_two_machines(fleet: World) -> None:

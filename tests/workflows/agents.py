@@ -85,6 +85,11 @@ class Agent:
         """The newest attempt's task has reported this."""
         self._attempts[self._newest].progress = [TaskProgress("main", self._task, **progress)]
 
+    def has_started(self, attempt: int) -> None:
+        """Its task of an attempt was started by a workflow that was gone before it could write that down."""
+        self._newest = attempt
+        self._attempts[attempt].started = True
+
     def was_told_to_stop(self) -> None:
         """The newest attempt's task was told to stop, by a workflow that is gone."""
         self._attempts[self._newest].told = True

@@ -66,6 +66,19 @@ async def life(unborn: Life) -> Life:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
+async def lone(lab: Lab) -> AsyncIterator[Life]:
+    """The same with one machine, which starts its task at once."""
+    life = lab.life(1)
+    life.plan.starts_at_once = True
+    try:
+        await life.begins()
+        yield life
+        await check(life)
+    finally:
+        await life.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
 async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
     """The same on the dev server."""
     life = dev_lab.life()

@@ -22,7 +22,7 @@ from temporalio.worker import Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from domain.ids import CONTROL_QUEUE, region_queue, workload_workflow_id
-from domain.phases import NEXT_PHASES, PLACED_PHASES, TERMINAL_PHASES, Phase
+from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import (
     TASKS_MAY_RUN,
     Activity,
@@ -37,6 +37,7 @@ from domain.protocol import (
     TransitionRequest,
     WorkloadInput,
 )
+from lifecycle.attempts import NEXT_PHASES
 from tests.workflows.agents import Agent, until
 from workflows.workload import WorkloadWorkflow
 
@@ -62,6 +63,8 @@ class Facts:
     details: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     """The numbers of these reasons."""
     staged: list[StageRequest] = field(default_factory=list)
+    is_ready: bool = False
+    """The attempt holds all its slots."""
     is_released: bool = False
     """The attempt is released in Postgres: staging is refused."""
     staged_here: list[int] = field(default_factory=list)
@@ -89,6 +92,7 @@ class Facts:
     def award(self, *, ready: bool) -> None:
         """As the award's transaction does it: a new attempt, placed."""
         self.attempt += 1
+        self.is_ready = ready
         self.change(Phase.PLACING, "awarded" if ready else "waiting_for_victims", {})
 
     def transition(self, request: TransitionRequest) -> bool:
@@ -103,7 +107,8 @@ class Facts:
     def release(self, request: ReleaseRequest) -> None:
         if request.attempt in [r.attempt for r in self.releases]:
             return
-        if request.unstarted and self.phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
+        after_asking = self.phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)
+        if request.unstarted and (after_asking or (self.is_ready and len(self.plan.nodes) == 1)):
             raise ApplicationError("its tasks may run", type=TASKS_MAY_RUN, non_retryable=True)
         self.releases.append(request)
         self.change(Phase(request.next_phase), request.reason["code"], request.reason["detail"])

@@ -301,6 +301,16 @@ async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life)
     assert [r.silent_machines for r in life.facts.releases] == [[]]
 
 
+@goes(*RUNNING, "cancelled cancelled_by_user")
+async def test_a_replacement_that_is_cancelled_at_once_stops_what_runs(life: Life) -> None:
+    """The same with a cancellation: what runs ends first."""
+    await running(life)
+    await life.handle.terminate()
+    await replaced(life, mail=MailKind.CANCEL)
+    assert await life.result() == "cancelled"
+    assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
+
+
 @goes(*RUNNING, "succeeded completed")
 async def test_a_replacement_that_is_evicted_while_it_prepares_finds_that_it_has_succeeded(life: Life) -> None:
     """Its tasks had all ended well before it was told to stop them: they do not run again."""
@@ -384,6 +394,38 @@ async def rolled_back(life: Life, kind: MailKind) -> None:
             life.id, mails=[Mail(1001, MailKind.AWARDED.value, 1, {"ready": True}), Mail(1002, kind.value, 1)]
         )
     )
+
+
+@goes("pending", "placing awarded", "provisioning starting_tasks", "succeeded completed")
+async def test_a_replacement_finds_what_was_started_before_that_was_written(life: Life) -> None:
+    """Temporal was lost between the order to start and the note that tasks run. They ended, then it is evicted."""
+    await started_unnoted(life, Phase.PROVISIONING)
+
+
+@goes("pending", "placing awarded", "succeeded completed")
+async def test_a_replacement_finds_what_a_single_machine_has_started(lone: Life) -> None:
+    """The same where one machine starts at once, before anything is written after the award."""
+    await started_unnoted(lone)
+
+
+@goes("pending", "placing awarded", "migrating copying_checkpoint", "succeeded completed")
+async def test_a_replacement_finds_what_a_single_machine_has_started_after_a_move(lone: Life) -> None:
+    """The same after its checkpoint was copied."""
+    await started_unnoted(lone, Phase.MIGRATING)
+
+
+async def started_unnoted(life: Life, *phases: Phase) -> None:
+    """Its tasks are started and end, and the row says no more than `phases`; the next workflow finds an eviction."""
+    await life.handle.terminate()
+    life.facts.award(ready=True)
+    codes = {Phase.PROVISIONING: "starting_tasks", Phase.MIGRATING: "copying_checkpoint"}
+    for phase in phases:
+        life.facts.change(phase, codes[phase], {})
+    for agent in life.agents:
+        agent.has_started(1)
+        agent.ends()
+    await replaced(life, mail=MailKind.EVICT)
+    assert await life.result() == "succeeded"
 
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")

@@ -3,13 +3,15 @@
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
+from lifecycle.attempts import LATEST, TABLES, Event, Step, Table
 from tests.workflows.changed import ImpatientWorkflow
 from tests.workflows.replays import HISTORIES, WORKFLOWS, replay
 
@@ -52,6 +54,29 @@ async def test_a_change_that_breaks_running_workflows_is_found() -> None:
     (path,) = HISTORIES.glob("workload-succeeds.1.json")
     with pytest.raises(NondeterminismError):
         await replay(history(path), ImpatientWorkflow)
+
+
+def edited(table: Table) -> Table:
+    """Another table: what was prepared is stopped, and does not run."""
+    row = table[Step.PREPARE]
+    return {**table, Step.PREPARE: replace(row, after={**row.after, Event.DONE: Step.WIND_UP})}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("workload")], ids=lambda p: p.stem)
+async def test_a_new_table_of_steps_breaks_no_workflow_that_follows_an_older_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each follows the version with which it began, however the newest one differs."""
+    monkeypatch.setitem(cast(dict[int, Table], TABLES), LATEST + 1, edited(TABLES[LATEST]))
+    await replay(history(path))
+
+
+async def test_a_table_of_steps_that_is_edited_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that running workflows follow must stay as it is."""
+    monkeypatch.setitem(cast(dict[int, Table], TABLES), LATEST, edited(TABLES[LATEST]))
+    (path,) = HISTORIES.glob("workload-succeeds.1.json")
+    with pytest.raises(NondeterminismError):
+        await replay(history(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -2,23 +2,16 @@
 
 from itertools import pairwise
 
-from domain.phases import NEXT_PHASES, Phase
+from domain.phases import Phase
+from lifecycle.attempts import NEXT_PHASES
 from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.stories import PATHS
 
 TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_leaving, test_loading)
 
 NEVER_MADE = {
-    # A workload fails for what its tasks did, because it cannot be started (while it is provisioned), or because it
-    # waited for too long.
+    # By the database alone, for workloads that wait in the queue too long (`infra.db.ending`).
     (Phase.PREEMPTED, Phase.FAILED),
-    (Phase.PLACING, Phase.FAILED),
-    (Phase.MIGRATING, Phase.FAILED),
-    # Tasks that were started are running first, whatever becomes of them.
-    (Phase.PROVISIONING, Phase.CHECKPOINTING),
-    (Phase.PROVISIONING, Phase.SUCCEEDED),
-    # What runs is stopped before it is cancelled.
-    (Phase.RUNNING, Phase.CANCELLED),
 }
 """Allowed by `NEXT_PHASES`, and made by no workflow."""
 

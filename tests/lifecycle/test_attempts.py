@@ -1,0 +1,102 @@
+"""The table of steps: what must hold of every version, which phases follow from it, and the page that shows it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
+from lifecycle.attempts import END_PHASES, FIRST, LATEST, NEXT_PHASES, TABLES, End, Event, Row, Step, Table, next_phases
+from lifecycle.pages import endings, picture, steps
+
+TABLE = TABLES[LATEST]
+
+
+def ways(table: Table, step: Step, taken: tuple[Step, ...] = ()) -> list[tuple[tuple[Step, ...], End]]:
+    """Every way from `step` to an end, by the steps on it."""
+    assert step not in taken, f"a circle: {taken}"
+    out = []
+    for target in table[step].after.values():
+        here = (*taken, step)
+        out += [(here, target)] if isinstance(target, End) else ways(table, target, here)
+    return out
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_every_way_ends(version: int) -> None:
+    """No step is taken twice in an attempt, and every step and end is on some way."""
+    table = TABLES[version]
+    found = ways(table, FIRST)
+    assert {step for taken, _ in found for step in taken} == set(table)
+    assert {end for _, end in found} == set(END_PHASES)
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_phases_go_forward(version: int) -> None:
+    """What is shown on any way is a step forward each time; a version never goes where the newest may not."""
+    table = TABLES[version]
+    for taken, end in ways(table, FIRST):
+        shown = [table[step].phase for step in taken if table[step].phase is not None]
+        for phase, following in pairwise(dict.fromkeys(shown)):
+            assert phase is not None and following in NEXT_PHASES[phase]
+        last = shown[-1]
+        assert last is not None and END_PHASES[end] <= NEXT_PHASES[last]
+
+
+def test_which_phase_may_follow_which() -> None:
+    """All of them, to read what a change of the table does. What waits is awarded, what is placed may always end."""
+    ends = {Phase.PENDING, Phase.PREEMPTED, Phase.SUCCEEDED, Phase.CANCELLED}
+    assert {
+        **{phase: {Phase.PLACING, Phase.FAILED, Phase.CANCELLED} for phase in QUEUED_PHASES},
+        Phase.PLACING: {Phase.MIGRATING, Phase.PROVISIONING, *ends},
+        Phase.MIGRATING: {Phase.PROVISIONING, *ends},
+        Phase.PROVISIONING: {Phase.RUNNING, Phase.FAILED, *ends},
+        Phase.RUNNING: {Phase.CHECKPOINTING, Phase.FAILED, *ends},
+        Phase.CHECKPOINTING: {Phase.FAILED, *ends},
+        **{phase: set() for phase in TERMINAL_PHASES},
+    } == NEXT_PHASES
+
+
+def test_phases_follow_from_the_table_alone() -> None:
+    """A step that cannot be passed over any more, and one that shows another phase, are an edit of a row each."""
+    edited: dict[Step, Row] = {
+        **TABLE,
+        Step.COPY: replace(TABLE[Step.COPY], may_pass=False),
+        Step.WITHDRAW: replace(TABLE[Step.WITHDRAW], phase=Phase.CHECKPOINTING),
+    }
+    following = next_phases(edited)
+    assert following[Phase.PLACING] == NEXT_PHASES[Phase.PLACING] - {Phase.PROVISIONING}
+    assert following[Phase.PROVISIONING] == NEXT_PHASES[Phase.PROVISIONING] | {Phase.CHECKPOINTING}
+
+
+def test_phases_are_sorted_into_three_kinds() -> None:
+    """A phase is one of a queued, a placed or an ended workload, and the steps show those of placed ones."""
+    kinds: tuple[Mapping[Phase, object] | frozenset[Phase], ...] = (QUEUED_PHASES, PLACED_PHASES, TERMINAL_PHASES)
+    assert sorted(phase for kind in kinds for phase in kind) == sorted(Phase)
+    assert {row.phase for row in TABLE.values()} - {None} == PLACED_PHASES
+
+
+def test_the_documentation_is_made_from_the_tables(checkout: Path) -> None:
+    """The users' page shows the picture and both tables as they are."""
+    page = (checkout / "docs" / "lifecycle.md").read_text()
+    for part in (picture(NEXT_PHASES), steps(TABLE), endings()):
+        assert part in page, f"docs/lifecycle.md should have:\n{part}"
+
+
+def test_phases_in_sql_are_those_of_the_tables(checkout: Path) -> None:
+    """Functions of the database name the queued phases as a whole, and the phase with which an attempt begins."""
+    lists, single = [], []
+    for path in sorted((checkout / "infra" / "db" / "functions").glob("*.sql")):
+        text = path.read_text()
+        lists += [set(re.findall(r"'(\w+)'", found)) for found in re.findall(r"phase in \(([^)]*)\)", text)]
+        single += re.findall(r"phase = '(\w+)'", text)
+    assert lists == [set(QUEUED_PHASES)] * len(lists) and lists
+    assert single == [TABLE[FIRST].phase] * len(single) and single
+
+
+def test_events_have_rows() -> None:
+    """Every event that a step may report is in the table of some step."""
+    assert {event for row in TABLE.values() for event in row.after} == set(Event)

@@ -1,0 +1,318 @@
+"""One attempt of a workload: follows the table of steps (`lifecycle.attempts`), and does what each step says."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from domain.phases import Phase
+    from domain.protocol import (
+        Activity,
+        CheckpointCopy,
+        FlushedRequest,
+        LaunchPlan,
+        Mail,
+        MailKind,
+        StageRequest,
+        TransitionRequest,
+        WorkloadInput,
+    )
+    from domain.reasons import Reason, ReasonCode
+    from domain.reported import TaskProgress
+    from lifecycle.attempts import TABLES, End, Event, Step
+    from lifecycle.endings import (
+        STOPS,
+        Ending,
+        code_of,
+        lost_machine,
+        stopped_early,
+        unless_completed,
+        why_stopped,
+    )
+    from lifecycle.gangs import GangEnd, LaunchFailure
+    from workflows.effects import on_region, record, show_in_temporal
+    from workflows.flushes import Flushes
+    from workflows.gang import Gang
+    from workflows.mailbox import Mailbox
+    from workflows.verdicts import Verdicts, minds_reports
+
+JUDGES_LAUNCHES = "judges-launches"
+"""Patch: a launch that fails by the workload's own fault fails it; others are tried again after a pause."""
+_COPY_S = 6 * 3600.0
+_LONGEST_PAUSE_S = 30.0
+"""Between two launches of a workload that keeps failing to start."""
+
+
+async def transition(state: WorkloadInput, phase: Phase, reason: Reason, provisioning: Reason | None = None) -> bool:
+    """Moves the workload to a phase; False: a newer attempt was awarded meanwhile."""
+    show_in_temporal(phase=phase.value, reason=reason.code.value)
+    before = None if provisioning is None else provisioning.to_json()
+    request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before)
+    return await record(Activity.TRANSITION, request, bool)
+
+
+class Attempt:
+    """The present attempt. `follow` brings it to its end."""
+
+    def __init__(
+        self, state: WorkloadInput, mailbox: Mailbox, flushes: Flushes, verdicts: Verdicts, *, ready: bool
+    ) -> None:
+        """`ready`: it holds all its slots. `flushes`: attempts before it whose tasks still save."""
+        self._state = state
+        self._mailbox = mailbox
+        self._flushes = flushes
+        self._verdicts = verdicts
+        self._ready = ready
+        self.gang: Gang | None = None
+        """Once it may have tasks."""
+        self._known: LaunchPlan | None = None
+        self._told: Mail | None = None
+        self._failed: LaunchFailure | None = None
+        self._found: GangEnd | None = None
+        """What was found of tasks that an earlier workflow may have started."""
+        self._leaving: Reason | None = None
+        self._timed_out = False
+        self._started_s = 0.0
+        self._steps: dict[Step, Callable[[], Awaitable[Event]]] = {
+            Step.WAIT: self._wait,
+            Step.STAGE: self._stage,
+            Step.AWAIT_SAVES: self._await_saves,
+            Step.COPY: self._copy,
+            Step.PREPARE: self._prepare,
+            Step.RUN: self._run,
+            Step.STOP: self._stop,
+            Step.LEAVE: self._leave,
+            Step.WITHDRAW: self._withdraw,
+            Step.WIND_UP: self._wind_up,
+        }
+        self._ends: dict[End, Callable[[], Awaitable[Ending]]] = {
+            End.TOLD_EARLY: self._told_early,
+            End.NOT_STARTED: self._not_started,
+            End.JUDGED: self._judged,
+            End.LEFT: self._left,
+            End.WOUND_UP: self._wound_up,
+        }
+
+    async def follow(self, step: Step) -> Ending:
+        """Takes `step` and those that follow from it by the table; how the attempt ended."""
+        table = TABLES[self._state.table]
+        while True:
+            target = table[step].after[await self._steps[step]()]
+            if isinstance(target, End):
+                return await self._ends[target]()
+            step = target
+
+    async def find(self) -> tuple[Gang, LaunchPlan]:
+        """The gang by what Postgres says of the attempt, whether or not this workflow has started it."""
+        where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
+        self._known = await record(Activity.STAGE, where, LaunchPlan)
+        self.gang = Gang(self._state.workload_id, self._state.attempt, self._known)
+        return self.gang, self._known
+
+    @property
+    def _plan(self) -> LaunchPlan:
+        assert self._known is not None
+        return self._known
+
+    def _running(self) -> Gang:
+        assert self.gang is not None
+        return self.gang
+
+    # ------------------------------------------------------------------------------------------------- before tasks run
+
+    async def _wait(self) -> Event:
+        if self._ready:
+            return Event.DONE
+        mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS})
+        return Event.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
+
+    async def _stage(self) -> Event:
+        stage = StageRequest(self._state.workload_id, self._state.attempt)
+        plan = await self._mailbox.unless_told(record(Activity.STAGE, stage, LaunchPlan))
+        if isinstance(plan, Mail):
+            return self._is_told(plan)
+        self._known = plan
+        if not plan.starts_at_once:
+            show_in_temporal(region=plan.region)
+        return Event.DONE
+
+    async def _await_saves(self) -> Event:
+        told = await self._mailbox.unless_told(self._flushes.saved()) if self._flushes else None
+        return Event.DONE if told is None else self._is_told(told)
+
+    async def _copy(self) -> Event:
+        """Brings the checkpoint to the new region, if it is in another one."""
+        source, region = self._plan.checkpoint_region, self._plan.region
+        if source is None or source == region:
+            return Event.DONE
+        reason = Reason(ReasonCode.COPYING_CHECKPOINT, {"source": source, "region": region})
+        await transition(self._state, Phase.MIGRATING, reason)
+        copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region)
+        copying = on_region(Activity.COPY_CHECKPOINT, copy, region, start_to_close_s=_COPY_S)
+        copied = await self._mailbox.unless_told(copying)
+        return self._is_told(copied) if isinstance(copied, Mail) else Event.DONE
+
+    async def _prepare(self) -> Event:
+        """Has agents prepare the tasks, unless that is part of running them (`LaunchPlan.starts_at_once`)."""
+        plan, state = self._plan, self._state
+        if plan.starts_at_once:
+            self.gang = Gang(state.workload_id, state.attempt, plan)
+            return Event.DONE
+        await transition(state, Phase.PROVISIONING, self._provisioning())
+        await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
+        gang = self.gang = Gang(state.workload_id, state.attempt, plan)
+        failed = await self._mailbox.unless_told(gang.prepare())
+        if isinstance(failed, Mail):
+            return self._is_told(failed)
+        if gang.stopped_before:
+            return Event.STOPPED_BEFORE
+        self._failed = failed
+        return Event.DONE if failed is None else Event.REFUSED
+
+    def _provisioning(self) -> Reason:
+        return Reason(ReasonCode.STARTING_TASKS, {"tasks": self._plan.tasks, "machines": len(self._plan.nodes)})
+
+    def _is_told(self, mail: Mail) -> Event:
+        self._told = mail
+        return Event.TOLD
+
+    async def _withdraw(self) -> Event:
+        self._found = await self._end_all(lost_machine(self._told))
+        return Event.DONE
+
+    async def _wind_up(self) -> Event:
+        self._found = await self._end_all(None)
+        return Event.DONE
+
+    async def _end_all(self, lost: str | None) -> GangEnd:
+        """Stops whatever runs; how it ended, by itself or stopped."""
+        await self._running().stop(self._plan.grace_s, lost=lost)
+        return await self._running().result()
+
+    # ---------------------------------------------------------------------------------------------------------- running
+
+    async def _run(self) -> Event:
+        """Runs the gang to its end, or until it is told to stop."""
+        gang, plan, state = self._running(), self._plan, self._state
+        self._started_s = workflow.time()
+        gang.start()
+        # Since when, the activity says.
+        running = Reason(ReasonCode.RUNNING, {"region": plan.region})
+        await transition(state, Phase.RUNNING, running, self._provisioning() if plan.starts_at_once else None)
+        left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
+        try:
+            await workflow.wait_condition(
+                lambda: gang.ended or self._mailbox.has(STOPS),
+                timeout=None if left_s is None else timedelta(seconds=left_s),
+            )
+        except TimeoutError:
+            self._timed_out = True
+            return Event.TIMED_OUT
+        self._told = None if gang.ended else await self._mailbox.next(STOPS)
+        self._leaving = self._why_leaving(gang)
+        if self._leaving is not None:
+            return Event.NOTICED
+        return Event.DONE if self._told is None else Event.TOLD
+
+    async def _stop(self) -> Event:
+        gang = self._running()
+        if not gang.ended:
+            ran_s = self._state.ran_s + workflow.time() - self._started_s
+            await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
+            await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
+        return Event.DONE
+
+    def _why_leaving(self, gang: Gang) -> Reason | None:
+        """Why a running gang goes back to the queue before its tasks have ended; None: it does not."""
+        if not gang.still_running:
+            return None
+        if self._told is None:
+            return gang.noticed if gang.noticed is not None and minds_reports() else None
+        # Whoever evicts it, or cancels it, waits for its tasks' end.
+        if code_of(self._told) != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
+            return None
+        return Reason(ReasonCode.PLATFORM_NOTICE, self._told.detail)
+
+    async def _leave(self) -> Event:
+        """The platform takes a machine: the workload is in the queue again while its tasks save their last checkpoint.
+
+        The order in which that is right, whoever is slow or dies:
+
+        1. The tasks are told to stop, and have their grace to save. Their machines take no other work until it is known
+           that they have ended (`ReleaseRequest.silent_machines`), so what they hold is held by nobody else.
+        2. Without waiting for them the attempt is released. The next one is awarded, evicts its victims and has its
+           launch description written meanwhile: this is what takes long.
+        3. The next attempt waits for the end of the tasks, or of their grace (`Flushes`), before it does anything that
+           an older attempt would notice. Bringing the checkpoint to another region fences the source, and its tasks'
+           first act is to claim the checkpoints: either would refuse the save that is under way, and lose its work.
+        4. Then it claims. A task of the old attempt that runs on, because its machine was cut off, is refused from then
+           on by the newer number, so what was loaded stays the newest.
+        """
+        assert self._leaving is not None
+        await transition(self._state, Phase.CHECKPOINTING, self._leaving)
+        self._state.hangs = 0
+        self._flushes.begin(self._flush(self._state.attempt), self._plan.grace_s)
+        return Event.DONE
+
+    async def _flush(self, attempt: int) -> None:
+        """Stops the gang that was given up, and records what its tasks reported last."""
+        end = await self._end_all(None)
+        self._state.ran_s += workflow.time() - self._started_s
+        self._verdicts.count_loads(end)
+        await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
+
+    # ------------------------------------------------------------------------------------------------------------- ends
+
+    async def _told_early(self) -> Ending:
+        assert self._told is not None
+        return stopped_early(self._told)
+
+    async def _not_started(self) -> Ending:
+        assert self._found is not None
+        if self._told is not None:
+            return unless_completed(stopped_early(self._told), self._found, self._plan)
+        assert self._failed is not None
+        if self._found.all_succeeded or self._found.failed:
+            return self._verdicts.judge(self._found, self._plan, None)
+        return await self._refused(self._failed, self._found.progress)
+
+    async def _judged(self) -> Ending:
+        end = await self._running().result()
+        self._state.ran_s += workflow.time() - self._started_s
+        ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
+        if end.refused is not None and ending.reason == end.refused.reason:
+            return await self._refused(end.refused, end.progress)
+        self._state.refusals = 0
+        return ending
+
+    async def _left(self) -> Ending:
+        assert self._leaving is not None
+        return Ending(Phase.PREEMPTED, self._leaving, flushing_s=self._plan.grace_s)
+
+    async def _wound_up(self) -> Ending:
+        """Tasks that had all ended by themselves count as usual."""
+        assert self._found is not None
+        mailbox, end = self._mailbox, self._found
+        cancel = await mailbox.next({MailKind.CANCEL}) if mailbox.has({MailKind.CANCEL}) else None
+        if cancel is not None or end.all_succeeded or end.failed:
+            return self._verdicts.judge(end, self._plan, cancel)
+        return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
+
+    async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
+        """What follows from a launch that failed: the workload has failed, or it is tried again.
+
+        After the second failure in a row that is not at once: it would be placed there again within the second.
+        """
+        again = Ending(Phase.PENDING, failed.reason, progress, failed.blames_machine)
+        self._state.refusals += 1
+        if not failed.blames_workload and self._state.refusals == 1:
+            return again
+        if not workflow.patched(JUDGES_LAUNCHES):
+            return again
+        if failed.blames_workload:
+            return Ending(Phase.FAILED, failed.reason, progress)
+        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))
+        told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
+        return stopped_early(told) if isinstance(told, Mail) else again
