@@ -3,13 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql import insert
 
 from infra.db.logs import Audit
 from infra.db.migrate import upgrade
-from infra.db.models import ApiKey, Region
+from infra.db.models import ApiKey, Cluster, Region
 from infra.db.session import transaction
 from infra.keys import hash_api_key, new_api_key
 from infra.master_key import settle_master_key
@@ -38,10 +40,13 @@ def bootstrap(
     data_dir: Path,
     master_key: Path,
     buckets: Mapping[str, str],
+    clusters: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({}),
     *,
     forget_unreadable_secrets: bool = False,
 ) -> str:
     """Brings the database up to date, adds regions (name to bucket URL) that it lacks, and returns the operator's key.
+
+    `clusters`: region and name to columns of `Cluster`, which are set.
 
     The key is made at the first call and kept in `data_dir`; the database has its hash only.
 
@@ -69,4 +74,7 @@ def bootstrap(
         for name, url in sorted(buckets.items()):
             statement = insert(Region).values(name=name, bucket_url=url)
             session.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"bucket_url": url}))
+        for (region, name), settings in sorted(clusters.items()):
+            cluster = insert(Cluster).values(region=region, name=name, **settings)
+            session.execute(cluster.on_conflict_do_update(index_elements=["region", "name"], set_=dict(settings)))
     return key

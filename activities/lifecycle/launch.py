@@ -36,7 +36,19 @@ _INTERRUPTIONS = (ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE)
 _WINDOW = timedelta(days=14)
 """What is older says little of a zone: its prices and its users have changed."""
 _HAZARD_KEPT_S = 60.0
-"""A region's hazard is used for so long: counting costs something, and it changes slowly."""
+"""A cluster's hazard is used for so long: counting costs something, and it changes slowly."""
+
+_SEEN = text(
+    "with ran as (select a.workload, a.attempt, a.outcome ->> 'code' as code,"
+    " a.outcome -> 'detail' ->> 'machine' as machine,"
+    " extract(epoch from coalesce(a.released_at, now()) - greatest(a.started_at, now() - :window)) / 3600 as h"
+    " from attempt as a where a.region = :region and a.started_at is not null"
+    " and (a.released_at is null or a.released_at > now() - :window))"
+    " select count(distinct (workload, attempt)) filter ("
+    " where ran.code = any(:codes) and starts_with(ran.machine, :prefix)), coalesce(sum(greatest(ran.h, 0)), 0)"
+    " from ran join allocation as l using (workload, attempt) where starts_with(l.machine, :prefix)"
+)
+"""Interruptions of a cluster's machines in the window, and the hours of its machines."""
 
 
 class LaunchActivities:
@@ -45,14 +57,14 @@ class LaunchActivities:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
-        self._hazards: dict[str, tuple[float, float | None]] = {}
-        """Region to its hazard, and until when that is used (monotonic)."""
+        self._hazards: dict[tuple[str, str], tuple[float, float | None]] = {}
+        """Cluster (region, name) to until when its hazard is used (monotonic), and the hazard."""
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
         """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
 
-        Carried out again, it describes the same, but for the region's hazard, which tables are stale there then, and
+        Carried out again, it describes the same, but for the clusters' hazard, which tables are stale there then, and
         how secrets are sealed. So each description has a key of its own, and what a slow try writes late changes
         nothing of what a later one has promised its agents.
 
@@ -89,7 +101,7 @@ class LaunchActivities:
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
             checkpoint_region = row.checkpoint_region
-            hazard = self._hazard(session, region.name)
+            hazard = self._hazard(session, [machines[a.machine] for a in allocations])
             failed_before = is_shown(row)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
@@ -154,27 +166,33 @@ class LaunchActivities:
             starts_at_once=len(allocations) == 1 and spec.workdir is None,
         )
 
-    def _hazard(self, session: Session, region: str) -> float | None:
-        """Interruptions per machine hour in a region lately; None: too little was seen.
+    def _hazard(self, session: Session, machines: Sequence[Machine]) -> float | None:
+        """Interruptions per machine hour lately where these machines are; None: too little was seen there.
+
+        Of machines in several clusters it is the mean.
+        """
+        found = [self._hazard_of(session, machine.region, machine.cluster) for machine in machines]
+        known = [hazard for hazard in found if hazard is not None]
+        return sum(known) / len(known) if known and len(known) == len(found) else None
+
+    def _hazard_of(self, session: Session, region: str, cluster: str) -> float | None:
+        """That of a cluster: a cluster's machines are in one zone and had in one way, which is what it depends on.
 
         Machines that were lost, and those that their platform took. Evictions, drains and operators leave the grace in
         which tasks save, so they lose no work, and are none of the zone's doing.
         """
-        until_s, hazard = self._hazards.get(region, (0.0, None))
+        until_s, hazard = self._hazards.get((region, cluster), (0.0, None))
         if time.monotonic() < until_s:
             return hazard
-        seen = text(
-            "with ran as (select a.workload, a.attempt, a.outcome ->> 'code' as code,"
-            " extract(epoch from coalesce(a.released_at, now()) - greatest(a.started_at, now() - :window)) / 3600 as h"
-            " from attempt as a where a.region = :region and a.started_at is not null"
-            " and (a.released_at is null or a.released_at > now() - :window))"
-            " select count(distinct (ran.workload, ran.attempt)) filter (where ran.code = any(:codes)),"
-            " coalesce(sum(greatest(ran.h, 0)), 0) from ran join allocation as l using (workload, attempt)"
-        )
-        values = {"region": region, "codes": [c.value for c in _INTERRUPTIONS], "window": _WINDOW}
-        interruptions, machine_h = session.execute(seen, values).one()
+        values = {
+            "region": region,
+            "prefix": f"{region}/{cluster}/",
+            "codes": [c.value for c in _INTERRUPTIONS],
+            "window": _WINDOW,
+        }
+        interruptions, machine_h = session.execute(_SEEN, values).one()
         hazard = hazard_per_h(int(interruptions), float(machine_h))
-        self._hazards[region] = time.monotonic() + _HAZARD_KEPT_S, hazard
+        self._hazards[region, cluster] = time.monotonic() + _HAZARD_KEPT_S, hazard
         return hazard
 
     @staticmethod

@@ -1,13 +1,12 @@
-"""Regions and clusters with their slots."""
+"""Regions with their slots; what they may hold."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import Query
 from pydantic import Field
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
@@ -42,16 +41,6 @@ class MachinesView(View):
     lost: int
     cordoned: int
     """Of those above, the ones on which nothing new is placed: cordoned or being drained."""
-
-
-class ClusterView(View):
-    """A dynamic cluster of a region."""
-
-    region: str
-    name: str
-    manager: str
-    machines: MachinesView
-    gpus: dict[str, SlotsView]
 
 
 class DatacenterView(View):
@@ -98,13 +87,6 @@ class DatacenterBody(Body):
     clusters: list[Name] = []
 
 
-class ClusterList(View):
-    """A page of clusters, by region and name."""
-
-    items: list[ClusterView]
-    next_cursor: NextCursor
-
-
 class RegionList(View):
     """A page of regions, by name."""
 
@@ -122,7 +104,7 @@ def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cu
         regions, following = page(session.scalars(wanted).all(), limit, lambda row: row.name)
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
         datacenters = session.scalars(select(Datacenter).order_by(Datacenter.region, Datacenter.name)).all()
-        machines = _grouped(session.scalars(select(Machine)), lambda m: m.region)
+        machines = grouped(session.scalars(select(Machine)), lambda m: m.region)
         silent = silent_regions(session)
         buckets = bucket_states(session, [row.name for row in regions])
         return RegionList(
@@ -185,33 +167,6 @@ def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: Sta
         return _one(session, region)
 
 
-@router.get("/clusters", summary="List clusters")
-def list_clusters(
-    state: StateOf,
-    _: Viewer,
-    region: Annotated[str | None, Query(description="Only this region's")] = None,
-    limit: Limit = MAX_ITEMS,
-    cursor: Cursor = None,
-) -> ClusterList:
-    """All clusters, with their machines and GPU slots."""
-    wanted = select(Cluster).order_by(Cluster.region, Cluster.name).limit(limit + 1)
-    if region is not None:
-        wanted = wanted.where(Cluster.region == region)
-    if cursor is not None:
-        after_region, _slash, after_name = cursor.partition("/")
-        wanted = wanted.where(tuple_(Cluster.region, Cluster.name) > tuple_(after_region, after_name))
-    with state.transaction() as session:
-        clusters, following = page(session.scalars(wanted).all(), limit, lambda row: f"{row.region}/{row.name}")
-        machines = select(Machine).where(Machine.region.in_({row.region for row in clusters}))
-        by_cluster = _grouped(session.scalars(machines), lambda m: f"{m.region}/{m.cluster}")
-        items = [
-            ClusterView(region=row.region, name=row.name, manager=row.manager, machines=_counts(own), gpus=_slots(own))
-            for row in clusters
-            for own in [by_cluster[f"{row.region}/{row.name}"]]
-        ]
-        return ClusterList(items=items, next_cursor=following)
-
-
 def find_region(session: Session, name: str, *, lock: bool = False) -> Region:
     """A region, locked if asked for.
 
@@ -254,7 +209,7 @@ def _region(
     ]
     return RegionView(
         name=row.name, bucket_url=row.bucket_url, storage_bytes=row.storage_bytes, cpu_hours=row.cpu_hours,
-        datacenters=centers, clusters=[c.name for c in here], machines=_counts(own), gpus=_slots(own),
+        datacenters=centers, clusters=[c.name for c in here], machines=counts(own), gpus=slots(own),
         state=state, state_since=None if since_s is None else datetime.fromtimestamp(since_s, UTC),
         bucket_error=bucket.error or None if bucket is not None else None,
     )  # fmt: skip
@@ -269,14 +224,16 @@ def _state(missing: SilentRegion | None, bucket: BucketState | None) -> tuple[st
     return ("answering", None) if missing is None else ("slow", missing.since_s)
 
 
-def _grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[str, list[Machine]]:
+def grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[str, list[Machine]]:
+    """Machines by `key`; no machines where there are none."""
     out: dict[str, list[Machine]] = defaultdict(list)
     for machine in machines:
         out[key(machine)].append(machine)
     return out
 
 
-def _counts(machines: Iterable[Machine]) -> MachinesView:
+def counts(machines: Iterable[Machine]) -> MachinesView:
+    """Their number by state."""
     states = defaultdict(int, {"ready": 0, "joining": 0, "lost": 0})
     cordoned = 0
     for machine in machines:
@@ -285,7 +242,8 @@ def _counts(machines: Iterable[Machine]) -> MachinesView:
     return MachinesView(ready=states["ready"], joining=states["joining"], lost=states["lost"], cordoned=cordoned)
 
 
-def _slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:
+def slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:
+    """Their GPU slots by type."""
     found: dict[str, list[int]] = {}
     for machine in machines:
         if machine.gpu_type is not None and machine.state != "lost":

@@ -31,6 +31,7 @@ from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
+from infra.db.costs import costs_of
 from infra.db.lost_work import lost_by
 from infra.db.models import Allocation, Attempt, Tenant, Workload
 from infra.db.published import Newest
@@ -87,7 +88,11 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
         PlacementView(machine=t.machine, job=t.job, task=t.task, slots=list(t.slots))
         for t in sorted(tasks, key=lambda t: (t.job, t.task))
     ]
-    return WorkloadDetail(**fields, spec=row.spec, placement=placement)
+    spent = costs_of(session, row.id) if row.attempt else []
+    return WorkloadDetail(
+        **fields, spec=row.spec, placement=placement,
+        cost_usd=sum(cost.usd for cost in spent), unpriced_h=sum(cost.unpriced_h for cost in spent),
+    )  # fmt: skip
 
 
 def attempts(session: Session, row: Workload, limit: int, after: int) -> AttemptList:
@@ -113,7 +118,7 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
 def submitted(session: Session, row: Workload) -> WorkloadDetail:
     """One workload that was made in this transaction: no scan has seen it, so its own reason says all."""
     (fields,) = _fields(session, [row], {row.id: why_new(row)})
-    return WorkloadDetail(**fields, spec=row.spec, placement=[])
+    return WorkloadDetail(**fields, spec=row.spec, placement=[], cost_usd=0.0, unpriced_h=0.0)
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:

@@ -113,6 +113,8 @@ class WorkloadDetail(WorkloadView):
 
     spec: dict[str, Any]
     placement: list[PlacementView]
+    cost_usd: float = Field(description="What it has cost so far, at the prices of its clusters")
+    unpriced_h: float = Field(description="Hours of GPUs and cores that it held and for which nobody had said a price")
 
 
 class SubmittedView(WorkloadDetail):

@@ -24,11 +24,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.base import NOW, Base, Json
 
 MAX_SLOTS = 62
 """GPU slots of one machine at most: a mask is a signed 64-bit integer."""
+
+_CAPACITY = f"capacity in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
 
 
 # ---------------------------------------------------------------------------------------------------- people and keys
@@ -115,7 +118,28 @@ class Cluster(Base):
     manager: Mapped[str] = mapped_column(server_default="agent")
     """Which cluster manager starts tasks there: `agent` is our own node agents."""
     datacenter: Mapped[str | None]
-    __table_args__ = (ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),)
+    zone: Mapped[str | None]
+    """Where its machines are within the region, as their platform names it."""
+    capacity: Mapped[str] = mapped_column(server_default=CapacityKind.RESERVED.value)
+    prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
+    """US dollars an hour of a GPU by its type, and of a core (`domain.capacity.CPU`); what is not here has no price."""
+    __table_args__ = (
+        ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
+        CheckConstraint(_CAPACITY, name="cluster_capacity"),
+    )
+
+
+class ClusterPrice(Base):
+    """What a cluster cost from a moment on, until the next row. Triggers write it; it outlives the cluster."""
+
+    __tablename__ = "cluster_price"
+    region: Mapped[str] = mapped_column(primary_key=True)
+    cluster: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    """Of the first row: -infinity."""
+    capacity: Mapped[str]
+    prices: Mapped[Json]
+    __table_args__ = (CheckConstraint(_CAPACITY, name="cluster_price_capacity"),)
 
 
 class Machine(Base):

@@ -123,6 +123,7 @@ class EmbeddedStack:
             self.data_dir,
             self.settings.master_key_path,
             buckets,
+            self.fleet.clusters(),
             forget_unreadable_secrets=self._forget_unreadable_secrets,
         )
         try:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from domain.capacity import CapacityKind, check_prices
 from domain.ids import NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.errors import ConfigurationError
@@ -48,10 +49,24 @@ class MachineEntry(_Part):
 
 
 class ClusterEntry(_Part):
-    """A dynamic cluster."""
+    """A dynamic cluster. What is left out of zone, capacity and prices stays as it is (`mizzen clusters set`)."""
 
     name: str
     machines: tuple[MachineEntry, ...]
+    zone: str | None = None
+    capacity: CapacityKind | None = None
+    prices: dict[str, float] | None = None
+    """US dollars an hour of a GPU by its type, and of a core as `cpu`."""
+
+    @field_validator("prices")
+    @classmethod
+    def _priced(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        check_prices(value or {})
+        return value
+
+    def settings(self) -> dict[str, Any]:
+        """What is said of it, by column of `infra.db.models.Cluster`."""
+        return self.model_dump(mode="json", include={"zone", "capacity", "prices"}, exclude_none=True)
 
 
 class RegionEntry(_Part):
@@ -96,6 +111,11 @@ class Fleet(_Part):
                             }
                         )
         return out
+
+    def clusters(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Region and name of each cluster of which something is said, with what."""
+        found = {(r.name, cluster.name): cluster.settings() for r in self.regions for cluster in r.clusters}
+        return {name: settings for name, settings in found.items() if settings}
 
     def bucket_url(self, region: RegionEntry, data_dir: Path) -> str:
         """URL of a region's bucket."""

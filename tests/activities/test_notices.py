@@ -190,9 +190,12 @@ def test_a_hazard_needs_evidence() -> None:
         hazard_per_h(-1, 1.0)
 
 
-def test_a_launch_tells_its_tasks_the_regions_hazard(fleet: World) -> None:
-    """What was seen in the region is in the launch description, evictions not counted, once it is enough."""
-    fleet.region("quiet")
+def test_a_launch_tells_its_tasks_the_hazard_of_their_cluster(fleet: World) -> None:
+    """What was seen in the cluster is in the launch description, evictions not counted, once it is enough.
+
+    What was seen in another cluster of the region does not count: it may be another zone, or had in another way.
+    """
+    fleet.machine("r/quiet/m", 2, gpu_type="h100")
     for number, phase in enumerate([Phase.PENDING] * 3 + [Phase.PREEMPTED]):
         workload = fleet.running(job(gpus=2), ago_s=3600.0)
         if number == 0:
@@ -205,3 +208,5 @@ def test_a_launch_tells_its_tasks_the_regions_hazard(fleet: World) -> None:
     hazard = launch.checkpoint.machine_hazard_per_h
     assert hazard is not None and abs(hazard - 3.5 / 4) < 0.01
     assert launch.checkpoint.interval_s is None
+    elsewhere = fleet.running(job(gpus=2, types=("h100",)), ago_s=0.0)
+    assert _stage(fleet, elsewhere)[1].checkpoint.machine_hazard_per_h is None

@@ -270,7 +270,11 @@ class World:
         `unstarted`: the workflow says that it has asked none.
         """
         number = self.workload(workload).attempt if attempt is None else attempt
-        reason = Reason(WHY[phase]).to_json()
+        with self.session() as session:
+            held = select(Allocation.machine).where(Allocation.workload == workload, Allocation.attempt == number)
+            machine = session.scalars(held.order_by(Allocation.machine).limit(1)).first()
+        lost = WHY[phase] is ReasonCode.MACHINE_LOST
+        reason = Reason(WHY[phase], {"machine": blames or machine} if lost else {}).to_json()
         self.workloads.release(
             ReleaseRequest(
                 workload, number, phase.value, reason, list(progress), blames, list(silent), unstarted=unstarted

@@ -4,16 +4,17 @@ import gzip
 import hashlib
 import io
 import tarfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event
-from infra.db.models import Archive, Machine, Region
+from infra.db.models import Allocation, Archive, Cluster, ClusterPrice, Machine, Region
 from infra.keys import key_fingerprint
 from tests.api.test_workloads import act, get, mail
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of, make_world
@@ -38,6 +39,63 @@ async def test_regions_and_clusters_count_machines_and_slots(world: World) -> No
     ]  # fmt: skip
     assert clusters[0]["gpus"] == north["gpus"]
     assert [c["name"] for c in (await get(world, "/v1/clusters", region="south"))["items"]] == ["beta"]
+
+
+async def test_a_clusters_zone_kind_and_prices(world: World) -> None:
+    """They are set one by one; wrong ones are refused by name and change nothing; each change is in the audit."""
+    path = "/v1/clusters/north/alpha"
+    assert (await get(world, "/v1/clusters", region="north"))["items"][0]["capacity"] == "reserved"
+    body: dict[str, Any] = {"zone": "n-1", "capacity": "spot", "prices": {"a100": 1.5, "cpu": 0.04}}
+    set_ = await act(world, path, body=body, method="PATCH")
+    assert set_.status_code == 200 and {name: set_.json()[name] for name in body} == body
+    for wrong, field in (
+        ({"capacity": "stolen"}, "capacity"), ({"capacity": None}, "capacity"), ({"prices": {"a100": -1}}, "prices"),
+        ({"prices": None}, "prices"), ({"zone": ""}, "zone"), ({"price": 1}, "price"),
+    ):  # fmt: skip
+        refused = await act(world, path, body=wrong, method="PATCH")
+        assert refused.status_code == 422 and refused.json()["errors"][0]["path"].startswith(field), refused.text
+    assert (await act(world, path, body={"zone": None}, method="PATCH")).json()["zone"] is None
+    assert (await act(world, path, body=body, key="vision", method="PATCH")).status_code == 403
+    assert (await act(world, "/v1/clusters/north/beta", body=body, method="PATCH")).status_code == 404
+    with world.session() as session:
+        row = session.get_one(Cluster, ("north", "alpha"))
+        assert (row.zone, row.capacity, row.prices) == (None, "spot", body["prices"])
+        assert [a for a in session.scalars(select(Audit.action)) if a == "cluster.set"] == ["cluster.set"] * 2
+
+
+async def test_costs_by_tenant_and_day(world: World) -> None:
+    """What was held counts at the prices of then; a tenant sees its own; a workload shows its own so far."""
+    now = datetime.now(UTC)
+    mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
+    world.add_attempt(mine, 1, "north/alpha/m1", 0b11)
+    world.add_attempt(other, 1, "north/alpha/m1", 0b100)
+    with world.session() as session:
+        session.execute(update(Allocation).values(held_at=now - timedelta(hours=3)))
+        since = now - timedelta(hours=1)
+        price = {"a100": 2.0, "cpu": 0.05}
+        session.add(ClusterPrice(region="north", cluster="alpha", since=since, capacity="spot", prices=price))
+
+    def sums(items: list[dict[str, Any]], resource: str) -> tuple[float, float, float]:
+        own = [item for item in items if item["resource"] == resource]
+        return sum(i["hours"] for i in own), sum(i["unpriced_h"] for i in own), sum(i["usd"] for i in own)
+
+    everything = (await get(world, "/v1/costs"))["items"]
+    assert {item["tenant"] for item in everything} == {"vision", "speech"}
+    assert {item["capacity"] for item in everything} == {"spot", "reserved"}
+    assert sums(everything, "a100") == pytest.approx((9.0, 6.0, 6.0), rel=0.02)
+    own = (await get(world, "/v1/costs", "vision"))["items"]
+    assert {item["tenant"] for item in own} == {"vision"}
+    assert sums(own, "a100") == pytest.approx((6.0, 4.0, 4.0), rel=0.02)
+    assert sums(own, "cpu") == pytest.approx((6.0, 4.0, 0.1), rel=0.02)
+    assert {item["tenant"] for item in (await get(world, "/v1/costs", tenant="vision"))["items"]} == {"vision"}
+    detail = await get(world, f"/v1/workloads/{mine}", "vision")
+    assert (detail["cost_usd"], detail["unpriced_h"]) == pytest.approx((4.1, 8.0), rel=0.02)
+    assert (await act(world, "/v1/costs?tenant=speech", key="vision", method="GET")).status_code in (403, 404)
+    day = (now + timedelta(days=1)).date().isoformat()
+    assert (await get(world, "/v1/costs", **{"from": day, "to": day}))["items"] == []
+    for query in (f"from={day}", "from=2020-01-01", "from=soon"):
+        refused = await act(world, f"/v1/costs?{query}", method="GET")
+        assert refused.status_code == 422 and refused.json()["errors"][0]["path"] == "query.from"
 
 
 async def test_machines_by_region_and_page(world: World) -> None:

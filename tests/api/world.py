@@ -123,7 +123,8 @@ class World:
         released_at = columns.pop("released_at", None)
         gpu_type = MACHINES[machine][0]
         region = machine.partition("/")[0]
-        plan = {"jobs": [{"job": "trainer", "machines": [(machine, slots.bit_count())]}]}
+        placed = {"job": "trainer", "gpu_type": gpu_type, "machines": [(machine, slots.bit_count())]}
+        plan = {"jobs": [placed]}
         held = {"cpus_milli": 2000, "memory_bytes": GIB} if slots else {"cpus_milli": 0, "memory_bytes": 0}
         with self.session() as session:
             session.add(

@@ -27,6 +27,31 @@ def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture
     assert "a100 0/8" in capsys.readouterr().out
 
 
+def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture) -> None:
+    """Zone, kind and prices show in the list; what is left out stays; a wrong price or name changes nothing."""
+    what = ["clusters", "set", "north/alpha"]
+    assert run([*what, "--zone", "n-1", "--capacity", "spot", "--price", "a100=1.25", "--price", "cpu=0.04"]) == 0
+    assert run([*what, "--zone", "n-2"]) == 0
+    out = capsys.readouterr().out
+    assert "n-2" in out and "spot" in out and "a100=1.25" in out and "cpu=0.04" in out
+    for wrong, complaint in (
+        ([*what, "--price", "a100=much"], "US dollars an hour"),
+        ([*what, "--price", "a100=-1"], "prices.a100"),
+        (what, "nothing to set"),
+        (["clusters", "set", "north", "--zone", "z"], "REGION/CLUSTER"),
+        (["clusters", "set", "north/omega", "--zone", "z"], "north/omega"),
+    ):
+        assert run(wrong) != 0
+        assert complaint in capsys.readouterr().err
+    assert run([*what, "--no-prices"]) == run(["clusters", "list", "-o", "json"]) == 0
+    out = capsys.readouterr().out
+    [alpha] = json.loads(out[out.index("[") :])
+    assert (alpha["zone"], alpha["capacity"], alpha["prices"]) == ("n-2", "spot", {})
+    assert run(["costs", "--from", "2026-02-01", "--to", "2026-01-01"]) != 0
+    assert "from" in capsys.readouterr().err
+    assert run(["costs"]) == 0
+
+
 @pytest.mark.parametrize("name", ["east", "a/b", "a/b/c/d", "a//c", ""])
 def test_what_is_no_machine_says_what_one_is(as_operator: Service, capsys: Capture, name: str) -> None:
     """A region's name where a machine's should be is answered by what a machine's name looks like."""

@@ -41,8 +41,9 @@ class _Application(LazyGroup):
         "The fleet": {
             "queue": Lazy("mizzen.cli.reading:queue", "Show the queue in its order."),
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set what they may hold."),
-            "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters."),
+            "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters; set their prices."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
+            "costs": Lazy("mizzen.cli.fleet:costs", "Show what workloads cost."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
             "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, append or copy them."),
             "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),

@@ -1,6 +1,7 @@
 """Commands about the fleet: regions, clusters and machines."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import IO, Any
 
@@ -9,7 +10,19 @@ import click
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
 from mizzen.cli.output import Column, dump, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, complain, complete_machine, complete_region, finish, labels
+from mizzen.cli.session import (
+    Command,
+    Commands,
+    Session,
+    complain,
+    complete_cluster,
+    complete_machine,
+    complete_region,
+    complete_tenant,
+    finish,
+    labels,
+    say,
+)
 from mizzen.client.errors import ClientError
 
 
@@ -53,7 +66,19 @@ _REGION_COLUMNS = (
 _CLUSTER_COLUMNS = (
     Column("REGION", lambda c: c["region"]),
     *_PLACE_COLUMNS,
-    Column("MANAGER", lambda c: c["manager"], drop=2),
+    Column("ZONE", lambda c: c.get("zone"), drop=3),
+    Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
+    Column("$ AN HOUR", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
+    Column("MANAGER", lambda c: c["manager"], wide=True),
+)
+_COST_COLUMNS = (
+    Column("DAY", lambda c: c["day"]),
+    Column("TENANT", lambda c: c["tenant"]),
+    Column("CAPACITY", lambda c: c["capacity"].replace("_", " "), drop=2),
+    Column("RESOURCE", lambda c: c["resource"]),
+    Column("HOURS", lambda c: f"{c['hours']:.2f}", right=True),
+    Column("NO PRICE", lambda c: f"{c['unpriced_h']:.2f}" if c["unpriced_h"] else None, right=True, drop=3),
+    Column("COST", lambda c: words.usd(c["usd"]), right=True),
 )
 
 
@@ -161,13 +186,77 @@ def export(session: Session, file: IO[str]) -> None:
     file.write(dump(session.client.snapshot(), "yaml" if session.output == "yaml" else "json").rstrip("\n") + "\n")
 
 
-@click.command(cls=Command)
+@click.group(cls=Commands)
+def clusters() -> None:
+    """List clusters; set their zone, kind of capacity and prices (operators)."""
+
+
+def _cluster(item: Mapping[str, Any]) -> str:
+    return f"{item['region']}/{item['name']}"
+
+
+@clusters.command("list")
 @click.option("--region", shell_complete=complete_region, help="Only in this region.")
 @click.pass_obj
-def clusters(session: Session, region: str | None) -> None:
+def list_clusters(session: Session, region: str | None) -> None:
     """List clusters."""
-    items = session.client.clusters(region)
-    emit_list(session, items, _CLUSTER_COLUMNS, name=lambda c: f"{c['region']}/{c['name']}")
+    emit_list(session, session.client.clusters(region), _CLUSTER_COLUMNS, name=_cluster)
+
+
+def _prices(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    prices = {}
+    for name, price in labels(context, parameter, values).items():
+        try:
+            prices[name] = float(price)
+        except ValueError:
+            raise click.BadParameter(f"{name}={price}: must be US dollars an hour", context, parameter) from None
+    return prices
+
+
+@clusters.command("set")
+@click.argument("cluster", metavar="REGION/CLUSTER", shell_complete=complete_cluster)
+@click.option("--zone", help="Where its machines are within the region, as their platform names it.")
+@click.option("--capacity", type=click.Choice(["reserved", "on_demand", "spot", "voluntary"]), help="How they are had.")
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="TYPE=USD",
+    callback=_prices,
+    help="US dollars an hour of one GPU of a type, or of one core (cpu=0.04); repeatable.",
+)
+@click.option("--no-prices", is_flag=True, help="No price for anything.")
+@click.pass_obj
+def set_cluster(
+    session: Session, cluster: str, zone: str | None, capacity: str | None, prices: dict[str, float], no_prices: bool
+) -> None:
+    """Set what a cluster's machines share (operators).
+
+    The prices that are given take the place of all that there were, and count from now on.
+    """
+    region, slash, name = cluster.partition("/")
+    if not slash or not name or "/" in name:
+        raise click.BadParameter(f"{cluster!r} is not of the form REGION/CLUSTER", param_hint="REGION/CLUSTER")
+    settings: dict[str, Any] = {key: value for key, value in (("zone", zone), ("capacity", capacity)) if value}
+    if prices or no_prices:
+        settings["prices"] = prices
+    if not settings:
+        raise click.UsageError("nothing to set: give --zone, --capacity, --price or --no-prices")
+    emit_list(session, [session.client.set_cluster(region, name, **settings)], _CLUSTER_COLUMNS, name=_cluster)
+
+
+@click.command(cls=Command)
+@click.option("--from", "first", type=click.DateTime(["%Y-%m-%d"]), help="First day (UTC); by default 7 days in all.")
+@click.option("--to", "last", type=click.DateTime(["%Y-%m-%d"]), help="Last day (UTC); today by default.")
+@click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
+@click.pass_obj
+def costs(session: Session, first: datetime | None, last: datetime | None, tenant: str | None) -> None:
+    """Show what workloads cost, by day and tenant, at the prices of their clusters."""
+    first_day, last_day = (None if day is None else day.date().isoformat() for day in (first, last))
+    items = session.client.costs(first_day, last_day, tenant)
+    emit_list(session, items, _COST_COLUMNS)
+    if items and session.output in ("table", "wide"):
+        say(f"{words.usd(sum(item['usd'] for item in items))} in all")
 
 
 @click.group(cls=Commands)

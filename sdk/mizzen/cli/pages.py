@@ -60,8 +60,16 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
     yield "preempted", words.plural(workload["preemptions"], "time") if workload["preemptions"] else None
+    yield "cost", _cost(workload)
     yield "tables", ", ".join(_tables(workload))
     yield "labels", words.pairs(workload["labels"])
+
+
+def _cost(workload: Mapping[str, Any]) -> str | None:
+    usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
+    if not usd:  # Where no cluster has a price, nobody wants to know how long it had none.
+        return None
+    return f"{words.usd(usd)}{f', and {unpriced_h:.1f} h without a price' if unpriced_h else ''}"
 
 
 def _tables(workload: Mapping[str, Any]) -> Iterator[str]:

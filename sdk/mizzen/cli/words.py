@@ -67,6 +67,13 @@ def clock(text: str) -> str:
     return instant(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def usd(amount: float | None) -> str | None:
+    """`$12.30`; less than a cent in four digits."""
+    if amount is None:
+        return None
+    return f"${amount:,.2f}" if amount >= 0.01 or not amount else f"${amount:.4f}"
+
+
 def size(bytes_: float | None) -> str | None:
     """`512 B`, `1.5 MiB`."""
     if bytes_ is None:

@@ -344,6 +344,15 @@ class Client(Data):
         """The clusters."""
         return list(self._pages("clusters", {"region": region}, None))
 
+    def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
+        """Set `zone`, `capacity` or `prices` of a cluster; what is left out stays (operators)."""
+        return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
+
+    def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:
+        """What workloads cost from one day (UTC, `YYYY-MM-DD`) to another, by day, tenant, kind and resource."""
+        answer = self._call("GET", "costs", params={"from": first, "to": last, "tenant": tenant})
+        return cast(list[views.Cost], answer["items"])
+
     def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
         """The machines."""
         return list(self._pages("machines", {"region": region, "cluster": cluster}, None))

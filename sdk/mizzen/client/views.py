@@ -134,6 +134,8 @@ class WorkloadDetail(Workload):
 
     spec: dict[str, Any]
     placement: list[Placement]
+    cost_usd: float
+    unpriced_h: float
 
 
 class Submitted(WorkloadDetail):
@@ -346,8 +348,27 @@ class Cluster(TypedDict):
     region: str
     name: str
     manager: str
+    zone: str | None
+    capacity: str
+    """`reserved`, `on_demand`, `spot` or `voluntary`."""
+    prices: dict[str, float]
+    """US dollars an hour of a GPU by its type, and of a core as `cpu`."""
     machines: MachineCounts
     gpus: dict[str, Slots]
+
+
+class Cost(TypedDict):
+    """What a tenant's workloads held of one thing on a day (UTC), and what that cost."""
+
+    day: str
+    tenant: str
+    capacity: str
+    resource: str
+    """A GPU type, or `cpu`."""
+    hours: float
+    unpriced_h: float
+    """Of these, hours for which nobody had said a price."""
+    usd: float
 
 
 class Machine(TypedDict):

@@ -1,0 +1,113 @@
+"""Clusters: their machines and GPU slots, and what operators say of them: zone, kind of capacity and prices."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import Field, StringConstraints
+from sqlalchemy import select, tuple_
+
+from api.auth import Operator, Viewer
+from api.bodies import MAX_TEXT, Body, JsonOnly
+from api.fleet.regions import MachinesView, SlotsView, counts, grouped, slots
+from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.people.tenants import GpuType
+from api.problems import invalid, not_found
+from api.routing import Router
+from api.state import StateOf
+from api.views import View, write_audit
+from domain.capacity import CapacityKind
+from infra.db.models import Cluster, Machine
+
+router = Router(prefix="/v1", tags=["fleet"])
+_MOST_USD_PER_H = 1e6
+
+
+class ClusterView(View):
+    """A dynamic cluster of a region."""
+
+    region: str
+    name: str
+    manager: str
+    zone: str | None = Field(description="Where its machines are within the region, as their platform names it")
+    capacity: CapacityKind = Field(description="How its machines are had, and how they may leave")
+    prices: dict[str, float] = Field(
+        description="US dollars an hour of a GPU by its type, and of a core as `cpu`",
+        examples=[{"a100": 2.1, "cpu": 0.04}],
+    )
+    machines: MachinesView
+    gpus: dict[str, SlotsView]
+
+
+class ClusterBody(Body):
+    """What is said of a cluster; what is left out stays as it is."""
+
+    zone: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] | None = Field(
+        None, description="Null takes it back", examples=["us-east-1b"]
+    )
+    capacity: CapacityKind | None = None
+    prices: dict[GpuType, Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)]] | None = Field(
+        None, max_length=1000, description="In place of all prices; they count from now on", examples=[{"a100": 2.1}]
+    )
+
+
+class ClusterList(View):
+    """A page of clusters, by region and name."""
+
+    items: list[ClusterView]
+    next_cursor: NextCursor
+
+
+@router.get("/clusters", summary="List clusters")
+def list_clusters(
+    state: StateOf,
+    _: Viewer,
+    region: Annotated[str | None, Query(description="Only this region's")] = None,
+    limit: Limit = MAX_ITEMS,
+    cursor: Cursor = None,
+) -> ClusterList:
+    """All clusters, with their machines and GPU slots."""
+    wanted = select(Cluster).order_by(Cluster.region, Cluster.name).limit(limit + 1)
+    if region is not None:
+        wanted = wanted.where(Cluster.region == region)
+    if cursor is not None:
+        after_region, _slash, after_name = cursor.partition("/")
+        wanted = wanted.where(tuple_(Cluster.region, Cluster.name) > tuple_(after_region, after_name))
+    with state.transaction() as session:
+        clusters, following = page(session.scalars(wanted).all(), limit, lambda row: f"{row.region}/{row.name}")
+        machines = select(Machine).where(Machine.region.in_({row.region for row in clusters}))
+        by_cluster = grouped(session.scalars(machines), lambda m: f"{m.region}/{m.cluster}")
+        items = [_view(row, by_cluster[f"{row.region}/{row.name}"]) for row in clusters]
+        return ClusterList(items=items, next_cursor=following)
+
+
+@router.patch(
+    "/clusters/{region}/{name}",
+    summary="Set a cluster's zone, kind of capacity and prices",
+    dependencies=[JsonOnly],
+    responses=refusals(404),
+)
+def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
+    """Sets what its machines share. New prices count from now on: what was used before keeps its cost."""
+    with state.transaction() as session:
+        row = session.get(Cluster, (region, name), with_for_update=True)
+        if row is None:
+            raise not_found("cluster", f"{region}/{name}")
+        changed = body.model_dump(mode="json", include=body.model_fields_set)
+        for field in ("capacity", "prices"):
+            if field in changed and changed[field] is None:
+                raise invalid(field, "must be left out, or have a value: a cluster always has one")
+        for field, value in changed.items():
+            setattr(row, field, value)
+        write_audit(session, caller, "cluster.set", f"{region}/{name}", **changed)
+        session.flush()
+        own = select(Machine).where(Machine.region == region, Machine.cluster == name)
+        return _view(row, session.scalars(own).all())
+
+
+def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
+    return ClusterView(
+        region=row.region, name=row.name, manager=row.manager, zone=row.zone, capacity=CapacityKind(row.capacity),
+        prices=row.prices, machines=counts(machines), gpus=slots(machines),
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What workloads cost, by tenant and day."""
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import Field
+
+from api.auth import Viewer
+from api.bodies import Name
+from api.problems import invalid
+from api.routing import Router
+from api.state import StateOf
+from api.views import View
+from domain.capacity import CapacityKind
+from infra.db.costs import costs
+
+router = Router(prefix="/v1", tags=["fleet"])
+_USUAL_DAYS = 7
+_MOST_DAYS = 400
+
+
+class CostView(View):
+    """What a tenant's workloads held of one thing on a day, and what that cost."""
+
+    day: date = Field(description="UTC")
+    tenant: str
+    capacity: CapacityKind
+    resource: str = Field(description="A GPU type, or `cpu`", examples=["a100"])
+    hours: float = Field(description="Of one GPU, or of one core")
+    unpriced_h: float = Field(description="Of these, the hours for which nobody had said a price")
+    usd: float
+
+
+class CostList(View):
+    """Costs by day, tenant, kind of capacity and resource."""
+
+    items: list[CostView]
+
+
+@router.get("/costs", summary="What workloads cost")
+def list_costs(
+    state: StateOf,
+    caller: Viewer,
+    since: Annotated[
+        date | None, Query(alias="from", description="First day (UTC); 7 days with today by default")
+    ] = None,
+    until: Annotated[date | None, Query(alias="to", description="Last day (UTC); today by default")] = None,
+    tenant: Annotated[Name | None, Query(description="Only this tenant's")] = None,
+) -> CostList:
+    """All that workloads held, at the prices of their clusters (`PATCH /v1/clusters/{region}/{name}`).
+
+    For a key with a tenant, that tenant's.
+    """
+    if tenant is not None:
+        caller.require_tenant(tenant)
+    today = datetime.now(UTC).date()
+    last = until or today
+    first = since or last - timedelta(days=_USUAL_DAYS - 1)
+    if not first <= last:
+        raise invalid("query.from", f"must not be after the last day, {last}", first.isoformat())
+    if (last - first).days >= _MOST_DAYS:
+        raise invalid("query.from", f"must be at most {_MOST_DAYS} days before the last day, {last}", first.isoformat())
+    begin, end = (datetime.combine(day, time(), UTC) for day in (first, last))
+    with state.transaction() as session:
+        found = costs(session, begin, end + timedelta(days=1), tenant or caller.tenant)
+        return CostList(items=[CostView.model_validate(cost, from_attributes=True) for cost in found])

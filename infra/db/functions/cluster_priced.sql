@@ -1,0 +1,15 @@
+-- Keeps what clusters cost when: a row from each change of a cluster's prices, or of its kind of capacity, on.
+create or replace function cluster_priced() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into cluster_price (region, cluster, since, capacity, prices)
+        values (new.region, new.name, '-infinity', new.capacity, '{}') on conflict do nothing;
+        if new.prices = '{}' then
+            return null;
+        end if;
+    end if;
+    insert into cluster_price (region, cluster, since, capacity, prices)
+    values (new.region, new.name, now(), new.capacity, new.prices)
+    on conflict (region, cluster, since) do update set capacity = excluded.capacity, prices = excluded.prices;
+    return null;
+end $$;

@@ -1,0 +1,143 @@
+"""What workloads cost, compared with a plain sum over seconds' pieces; and how prices are kept."""
+
+import random
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import IntegrityError
+
+from domain.capacity import CapacityKind
+from infra.db.costs import costs, costs_of
+from infra.db.models import Allocation, Attempt, Cluster, ClusterPrice, Region, Tenant, Workload
+from infra.db.session import transaction
+
+T0 = datetime(2026, 3, 1, 18, tzinfo=UTC)
+Held = tuple[str, str, str, int, float, datetime, datetime]
+"""Tenant, workload, cluster, GPUs (of type `a` in the first cluster, `b` in the other), cores, from, to."""
+
+
+def _write(database: Engine, held: list[Held], prices: dict[str, list[tuple[datetime, dict[str, float], str]]]) -> None:
+    with transaction(database) as session:
+        session.add(Region(name="r", bucket_url="file:///x"))
+        session.add_all(Tenant(name=name, level=3) for name in ("t", "u"))
+        session.flush()
+        session.add_all(Cluster(region="r", name=name) for name in ("c1", "c2"))
+        for tenant, workload in sorted({(t, w) for t, w, *_ in held}):
+            session.add(Workload(id=workload, tenant=tenant, name=workload, spec={}, phase="succeeded"))
+        session.flush()
+        for cluster, rows in prices.items():
+            session.add_all(
+                ClusterPrice(region="r", cluster=cluster, since=since, prices=p, capacity=k) for since, p, k in rows
+            )
+        for number, (_, workload, cluster, gpus, cores, begun_at, ended_at) in enumerate(held, 1):
+            machine, gpu_type = f"r/{cluster}/m", {"c1": "a", "c2": "b"}[cluster] if gpus else None
+            jobs = [{"job": "j", "cluster": cluster, "gpu_type": gpu_type, "machines": [[machine, 1]]}]
+            session.add(
+                Attempt(
+                    workload=workload, attempt=number, region="r", plan={"jobs": jobs}, gpu_types={},
+                    cpus_milli=0, released_at=ended_at,
+                )
+            )  # fmt: skip
+            session.flush()
+            session.add(
+                Allocation(
+                    workload=workload, attempt=number, machine=machine, slots=(1 << gpus) - 1, awaited=0,
+                    cpus_milli=round(cores * 1000), awaited_cpus_milli=0, memory_bytes=0, awaited_memory_bytes=0,
+                    held_at=begun_at, released_at=ended_at, stopped_at=ended_at,
+                )
+            )  # fmt: skip
+
+
+def _expected(
+    held: list[Held],
+    prices: dict[str, list[tuple[datetime, dict[str, float], str]]],
+    since: datetime,
+    until: datetime,
+) -> dict[tuple[Any, ...], list[float]]:
+    """By day, tenant, capacity and resource: hours, hours without a price, US dollars. Minute by minute."""
+    out: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for tenant, _, cluster, gpus, cores, begun_at, ended_at in held:
+        at = max(begun_at, since)
+        while at < min(ended_at, until):
+            now = [("reserved", {})] + [(kind, p) for since_, p, kind in sorted(prices[cluster], key=lambda r: r[0])
+                                        if since_ <= at]  # fmt: skip
+            kind, priced = now[-1]
+            for resource, many in (({"c1": "a", "c2": "b"}[cluster], gpus), ("cpu", cores)):
+                if many:
+                    sums = out[at.date(), tenant, kind, resource]
+                    sums[0] += many / 60
+                    sums[1] += 0 if resource in priced else many / 60
+                    sums[2] += many / 60 * priced.get(resource, 0.0)
+            at += timedelta(minutes=1)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_costs_are_those_of_every_minute(database: Engine, seed: int) -> None:
+    """Over days and changes of prices, within any window, for one tenant or all, and of one workload."""
+    chance = random.Random(seed)
+
+    def moment(hours: int) -> datetime:
+        return T0 + timedelta(minutes=chance.randrange(hours * 60))
+
+    prices: dict[str, list[tuple[datetime, dict[str, float], str]]] = {
+        cluster: [
+            (moment(60), {r: chance.choice((0.0, 0.04, 2.5)) for r in chance.sample(("a", "b", "cpu"), 2)}, kind)
+            for kind in chance.sample(["spot", "on_demand", "reserved"], chance.randrange(4))
+        ]
+        for cluster in ("c1", "c2")
+    }
+    held: list[Held] = []
+    for number in range(12):
+        begun_at = moment(48)
+        ended_at = begun_at + timedelta(minutes=chance.randrange(1, 1500))
+        who = chance.choice("tu")
+        many = chance.choice((0, 1, 4)), chance.choice((0.0, 0.5, 8.0))
+        held.append((who, f"w{number % 5}{who}", chance.choice(("c1", "c2")), *many, begun_at, ended_at))
+    _write(database, held, prices)
+    with transaction(database) as session:
+        for since, until, tenant in ((T0, T0 + timedelta(days=5), None), (moment(30), T0 + timedelta(hours=40), "t")):
+            own = [h for h in held if tenant in (None, h[0])]
+            wanted = _expected(own, prices, since, until)
+            found = {
+                (c.day, c.tenant, c.capacity.value, c.resource): [c.hours, c.unpriced_h, c.usd]
+                for c in costs(session, since, until, tenant)
+            }
+            assert found.keys() == wanted.keys()
+            for key, sums in wanted.items():
+                assert found[key] == pytest.approx(sums, abs=1e-6), key
+        of_one = costs_of(session, held[0][1])
+        wanted = _expected([h for h in held if h[1] == held[0][1]], prices, T0, T0 + timedelta(days=9))
+        assert sum(c.usd for c in of_one) == pytest.approx(sum(sums[2] for sums in wanted.values()))
+
+
+def test_prices_are_kept_from_each_change_on(database: Engine) -> None:
+    """A cluster begins without prices; each change is a row; what stays the same is none; the last one is what is."""
+    with transaction(database) as session:
+        session.add(Region(name="r", bucket_url="file:///x"))
+        session.flush()
+        session.add(Cluster(region="r", name="c", prices={"a": 2.0}))
+    for change in ({"prices": {"a": 3.0}}, {"prices": {"a": 3.0}}, {"zone": "z"}, {"capacity": "spot"}):
+        with transaction(database) as session:
+            row = session.get_one(Cluster, ("r", "c"))
+            for name, value in change.items():
+                setattr(row, name, value)
+    with transaction(database) as session:
+        kept = select(ClusterPrice.prices, ClusterPrice.capacity).order_by(ClusterPrice.since)
+        assert session.execute(kept).all() == [
+            ({}, "reserved"), ({"a": 2.0}, "reserved"), ({"a": 3.0}, "reserved"), ({"a": 3.0}, "spot"),
+        ]  # fmt: skip
+        first = session.scalar(text("select min(since) = '-infinity' from cluster_price"))
+        assert first is True
+
+
+def test_another_kind_of_capacity_is_refused(database: Engine) -> None:
+    """The database names the kinds that the code has."""
+    assert {kind.value for kind in CapacityKind} == {"reserved", "on_demand", "spot", "voluntary"}
+    with pytest.raises(IntegrityError, match="cluster_capacity"), transaction(database) as session:
+        session.add(Region(name="r", bucket_url="file:///x"))
+        session.flush()
+        session.add(Cluster(region="r", name="c", capacity="stolen"))
