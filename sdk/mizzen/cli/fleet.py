@@ -188,7 +188,7 @@ def export(session: Session, file: IO[str]) -> None:
 
 @click.group(cls=Commands)
 def clusters() -> None:
-    """List clusters; set their zone, kind of capacity and prices (operators)."""
+    """List clusters; set their prices."""
 
 
 def _cluster(item: Mapping[str, Any]) -> str:
@@ -251,7 +251,10 @@ def set_cluster(
 @click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
 @click.pass_obj
 def costs(session: Session, first: datetime | None, last: datetime | None, tenant: str | None) -> None:
-    """Show what workloads cost, by day and tenant, at the prices of their clusters."""
+    """Show what workloads cost.
+
+    By day and tenant, at the prices of their clusters.
+    """
     first_day, last_day = (None if day is None else day.date().isoformat() for day in (first, last))
     items = session.client.costs(first_day, last_day, tenant)
     emit_list(session, items, _COST_COLUMNS)
