@@ -10,19 +10,24 @@ from lifecycle.endings import ENDINGS
 def picture(following: Mapping[Phase, frozenset[Phase]]) -> str:
     """The phases and which may follow which. `following` as `lifecycle.attempts.NEXT_PHASES`.
 
-    The phases of an attempt are in one box: what may follow any of them has one arrow from the box.
+    Those that wait in the queue are in one box, those of an attempt in another: what may follow any phase of a box has
+    one arrow from the box.
     """
-    placed = [phase for phase in Phase if phase in PLACED_PHASES]
-    others = [phase for phase in Phase if phase not in PLACED_PHASES]
-    from_any = [phase for phase in others if all(phase in following[p] for p in placed)]
-    lines = ["```mermaid", "stateDiagram-v2", "    direction LR", "    [*] --> pending", "    state placed {"]
-    lines += [f"        {a} --> {b}" for a in placed for b in placed if b in following[a]]
-    lines += ["    }"]
-    lines += [
-        f"    {phase} --> {b}" for phase in Phase if phase in QUEUED_PHASES for b in Phase if b in following[phase]
-    ]
-    lines += [f"    placed --> {phase}" for phase in from_any]
-    lines += [f"    {a} --> {b}" for a in placed for b in others if b in following[a] and b not in from_any]
+    boxes = {"queued": QUEUED_PHASES, "placed": PLACED_PHASES}
+    lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]
+    for name, own in boxes.items():
+        inside = [phase for phase in Phase if phase in own]
+        lines += [f"    state {name} {{", *(f"        {phase}" for phase in inside)]
+        lines += [f"        {a} --> {b}" for a in inside for b in inside if b in following[a]]
+        lines += ["    }"]
+    lines += ["    [*] --> pending"]
+    for name, own in boxes.items():
+        outside = [phase for phase in Phase if phase not in own]
+        of_any = [b for b in outside if all(b in following[a] for a in own)]
+        lines += [f"    {name} --> {b}" for b in of_any]
+        lines += [
+            f"    {a} --> {b}" for a in Phase if a in own for b in outside if b in following[a] and b not in of_any
+        ]
     lines += [f"    {phase} --> [*]" for phase in Phase if phase in TERMINAL_PHASES]
     return "\n".join([*lines, "```"])
 
