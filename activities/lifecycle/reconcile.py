@@ -8,7 +8,10 @@ handful of calls, whatever the size of the queue:
 2. The workflows that believe their workload to be placed are listed, with the phase and attempt that they show, and
    compared with the rows of placed workloads. A queued workload needs no comparison: whatever its workflow believes,
    the mail of the next award has a newer attempt and is accepted.
-3. Workflows of placed workloads are counted. All that run are listed by id only if there are fewer than placed
+3. Workflows whose tasks no worker can carry out are terminated. A server that was rolled back, while a worker goes on
+   with what it remembers, may record a history that nothing can replay. The worker ends some of these workflows itself.
+   Temporal names the others after some tries (`TemporalReportedProblems`).
+4. Workflows of placed workloads are counted. All that run are listed by id only if there are fewer than placed
    workloads, and now and then. A queued workload needs no workflow: its next award starts one.
 
 Listings lag, and a workload may change at any moment, so a disagreement is only suspected at first. If it still
@@ -46,6 +49,13 @@ _WORKLOADS = f"WorkflowType = 'WorkloadWorkflow' AND {_RUNNING}"
 _PLACED = f"{_WORKLOADS} AND {PHASE} IN ({', '.join(repr(p.value) for p in sorted(PLACED_PHASES))})"
 _MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
 _COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'NightWorkflow') AND {_RUNNING}"
+_TYPES = (
+    "WorkloadWorkflow", "MachineWorkflow", "SchedulerWorkflow", "HousekeepingWorkflow", "ReplicaWorkflow",
+    "NightWorkflow", "ScrubWorkflow",
+)  # fmt: skip
+_STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
+_STUCK_TRIES = 2
+"""A workflow task that is being tried for the first time is not stuck, whatever was reported before."""
 _PAGE = 1000
 _AT_ONCE = 500
 """So many suspects are asked in one round, and so many workflows started in one transaction."""
@@ -125,6 +135,9 @@ class Reconciler:
         patience_s = self._settings.disagree_s
         self._workloads = Suspects(patience_s)
         self._outlived = Suspects(patience_s)
+        self._stuck = Suspects(patience_s)
+        self._names_stuck = True
+        """Whether the server names workflows that are stuck: services of before 1.30 do not."""
         self._copies = Suspects(patience_s)
         self._machines = Suspects(patience_s + lifecycle.heartbeat_timeout_s + lifecycle.node_lost_after_s)
         self._registry = MachineActivities(engine, settings)
@@ -141,6 +154,7 @@ class Reconciler:
         """One comparison of everything."""
         await in_thread(self._tell_again)
         await self._compare_placed()
+        await self._end_stuck()
         await self._count()
         await self._compare_copies()
         await self._compare_machines()
@@ -213,6 +227,30 @@ class Reconciler:
         _log.warning("workload %s has ended, its workflow believes %s: terminated", workload, _belief(found))
         await self._terminate(found, "its workload has ended")
         self._outlived.clear(workload)
+
+    # ----------------------------------------------------------------------------------------- workflows that are stuck
+
+    async def _end_stuck(self) -> None:
+        """Terminates workflows that no worker can carry on, and starts those of workloads again."""
+        if not self._names_stuck:
+            return
+        try:
+            stuck: dict[str, Hashable] = {e.id: e.run_id async for e in self._list(_STUCK)}
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            _log.warning("the Temporal service does not name workflows whose tasks fail: %s", error)
+            self._names_stuck = False
+            return
+        for id_ in self._stuck.due(stuck)[:_AT_ONCE]:
+            self._stuck.clear(id_)
+            found = await self._describe(id_)
+            if found is None or found.raw_description.pending_workflow_task.attempt < _STUCK_TRIES:
+                continue
+            _log.warning("workflow %s cannot go on, its tasks fail again and again: terminated", id_)
+            await self._terminate(found, "no worker can carry out its workflow tasks")
+            if found.workflow_type == "WorkloadWorkflow":
+                await in_thread(self._start_again, [_workload_of(found)])
 
     # ------------------------------------------------------------------------------------------ workflows that are gone
 

