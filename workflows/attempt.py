@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -315,4 +316,4 @@ class Attempt:
             return Ending(Phase.FAILED, failed.reason, progress)
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))
         told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
-        return stopped_early(told) if isinstance(told, Mail) else again
+        return replace(stopped_early(told), progress=progress) if isinstance(told, Mail) else again

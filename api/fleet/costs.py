@@ -28,7 +28,7 @@ class CostView(View):
     capacity: CapacityKind
     resource: str = Field(description="A GPU type, or `cpu`", examples=["a100"])
     hours: float = Field(description="Of one GPU, or of one core")
-    unpriced_h: float = Field(description="Of these, the hours for which nobody had said a price")
+    unpriced_h: float = Field(description="Of these, hours at no known price")
     usd: float
 
 

@@ -114,7 +114,7 @@ class WorkloadDetail(WorkloadView):
     spec: dict[str, Any]
     placement: list[PlacementView]
     cost_usd: float = Field(description="What it has cost so far, at the prices of its clusters")
-    unpriced_h: float = Field(description="Hours of GPUs and cores that it held and for which nobody had said a price")
+    unpriced_h: float = Field(description="Hours of GPUs and cores that it held at no known price")
 
 
 class SubmittedView(WorkloadDetail):

@@ -1,7 +1,8 @@
 """What workloads cost: the hours of all that they held, at the prices that their clusters had then.
 
 An attempt costs from the moment in which it holds all that it was awarded on a machine until it gives that up: also
-while its tasks are prepared, and while they save. Hours for which nobody has said a price cost nothing and are counted.
+while its tasks are prepared, and while they save. Hours without a known price cost nothing, and are counted by
+themselves.
 """
 
 from collections.abc import Sequence

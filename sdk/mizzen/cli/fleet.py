@@ -123,20 +123,31 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-def _quotas(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    quotas = {}
-    for app, hours in labels(context, parameter, values).items():
-        try:
-            quotas[app] = float(hours)
-        except ValueError:
-            raise click.BadParameter(f"{app}={hours}: must be a number of hours", context, parameter) from None
-    return quotas
+def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
+    """Option callback: `name=number`s as a mapping; `must_be` says what the numbers are."""
+
+    def read(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+        amounts = {}
+        for name, amount in labels(context, parameter, values).items():
+            try:
+                amounts[name] = float(amount)
+            except ValueError:
+                raise click.BadParameter(f"{name}={amount}: must be {must_be}", context, parameter) from None
+        return amounts
+
+    return read
 
 
 @regions.command("set")
 @click.argument("name", shell_complete=complete_region)
 @click.option("--storage", metavar="SIZE", callback=_size, help="What its bucket may hold of tables: 5PB.")
-@click.option("--cpu-hours", multiple=True, metavar="APP=HOURS", callback=_quotas, help="A day's quota; repeatable.")
+@click.option(
+    "--cpu-hours",
+    multiple=True,
+    metavar="APP=HOURS",
+    callback=_amounts("a number of hours"),
+    help="A day's quota; repeatable.",
+)
 @click.option("--no-cpu-hours", is_flag=True, help="No quota for any app.")
 @click.pass_obj
 def set_region(
@@ -203,16 +214,6 @@ def list_clusters(session: Session, region: str | None) -> None:
     emit_list(session, session.client.clusters(region), _CLUSTER_COLUMNS, name=_cluster)
 
 
-def _prices(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    prices = {}
-    for name, price in labels(context, parameter, values).items():
-        try:
-            prices[name] = float(price)
-        except ValueError:
-            raise click.BadParameter(f"{name}={price}: must be US dollars an hour", context, parameter) from None
-    return prices
-
-
 @clusters.command("set")
 @click.argument("cluster", metavar="REGION/CLUSTER", shell_complete=complete_cluster)
 @click.option("--zone", help="Where its machines are within the region, as their platform names it.")
@@ -222,7 +223,7 @@ def _prices(context: click.Context, parameter: click.Parameter, values: tuple[st
     "prices",
     multiple=True,
     metavar="TYPE=USD",
-    callback=_prices,
+    callback=_amounts("US dollars an hour"),
     help="US dollars an hour of one GPU of a type, or of one core (cpu=0.04); repeatable.",
 )
 @click.option("--no-prices", is_flag=True, help="No price for anything.")

@@ -367,7 +367,7 @@ class Cost(TypedDict):
     """A GPU type, or `cpu`."""
     hours: float
     unpriced_h: float
-    """Of these, hours for which nobody had said a price."""
+    """Of these, hours at no known price."""
     usd: float
 
 
