@@ -1,11 +1,12 @@
 """What a workload asks of the schedulers, as Postgres derives it from its specification (`workload.ask`)."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from typing import Any
 
+from domain.capacity import USUAL
 from domain.scheduling import JobRequest
 
 
@@ -27,7 +28,8 @@ class Ask:
 
 @lru_cache(maxsize=50_000)
 def ask_of(text: str) -> Ask:
-    """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order.
+    """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order, without the
+    kinds of capacity, which the whole workload has.
 
     Queues repeat themselves, so most texts are known already.
 
@@ -36,9 +38,10 @@ def ask_of(text: str) -> Ask:
     """
     body = json.loads(text)
     jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]
+    capacity = tuple(body.get("capacity", USUAL))
     allowed = body.get("allowed")
     return Ask(
-        tuple(JobRequest(*job) for job in jobs),
+        tuple(replace(JobRequest(*job), capacity=capacity) for job in jobs),
         tuple(body.get("tables", ())),
         None if allowed is None else frozenset(allowed),
         frozenset(body.get("excluded", ())),

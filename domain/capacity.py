@@ -18,8 +18,19 @@ class CapacityKind(StrEnum):
     """Lent by owners who take them back at will."""
 
 
+USUAL = (CapacityKind.RESERVED.value, CapacityKind.ON_DEMAND.value, CapacityKind.SPOT.value)
+"""What a workload may run on where its document does not say it, in order of preference."""
 CPU = "cpu"
 """The key of a core's price, beside those of GPU types."""
+
+
+NANO_USD = 1_000_000_000
+"""Prices are compared in whole billionths of a US dollar an hour, so that sums do not depend on their order."""
+
+
+def nano_usd_per_h(gpus: int, gpu_usd_per_h: float, cpus_milli: int, core_usd_per_h: float) -> int:
+    """The price of an hour of so many GPUs and thousandths of a core, in billionths of a US dollar."""
+    return gpus * round(gpu_usd_per_h * NANO_USD) + cpus_milli * round(core_usd_per_h * NANO_USD) // 1000
 
 
 def check_prices(prices: Mapping[str, float]) -> None:

@@ -52,6 +52,10 @@ class PlanQuality:
     type_preference: int = _criterion(
         About.PLACE, "GPU types that come earlier in the jobs' lists: the sum of their places", 0
     )
+    capacity_preference: int = _criterion(
+        About.PLACE, "kinds of capacity that come earlier in the document's list: the sum of their places over jobs", 0
+    )
+    usd_per_h: float = _criterion(About.PLACE, "a lower price an hour, at the prices of the clusters", 0.0)
     racks: int = _criterion(About.PACKING, "fewer racks", 0)
     machines: int = _criterion(About.PACKING, "fewer machines", 0)
 

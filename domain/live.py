@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from domain.capacity import CapacityKind
 from domain.scheduling import Holding, JobRequest
 
 
@@ -22,6 +23,9 @@ class LiveMachine(_Part):
     gpus: int = Field(ge=0)
     cpus_milli: int = Field(ge=0)
     memory_bytes: int = Field(ge=0)
+    capacity: CapacityKind = CapacityKind.RESERVED
+    gpu_usd_per_h: float = Field(0.0, ge=0)
+    core_usd_per_h: float = Field(0.0, ge=0)
 
 
 class LiveTenant(_Part):

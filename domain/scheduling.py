@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from domain.capacity import USUAL, CapacityKind
 from domain.criteria import JSON_CONFIG, PlanQuality
 from domain.reasons import Reason
 
@@ -32,6 +33,8 @@ class JobRequest:
     memory_bytes_per_task: Amount
     span_clusters: bool = False
     """Its tasks may run in several clusters of a region, where no single one can take them all."""
+    capacity: tuple[str, ...] = USUAL
+    """Kinds of capacity (`domain.capacity.CapacityKind`) on which it may run, in order of preference."""
 
     @property
     def gpus(self) -> int:
@@ -151,6 +154,10 @@ class MachineState:
     free_memory_bytes: int
     cpus_milli: int
     memory_bytes: int
+    capacity: str = CapacityKind.RESERVED.value
+    """Its cluster's; as are the prices, in US dollars an hour of one GPU and of one core."""
+    gpu_usd_per_h: float = 0.0
+    core_usd_per_h: float = 0.0
 
 
 @dataclass(frozen=True)

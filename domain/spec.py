@@ -6,6 +6,7 @@ in the names. Nothing here looks into a command.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from domain.capacity import USUAL, CapacityKind
 from domain.scheduling import JobRequest
 
 
@@ -40,8 +41,8 @@ class JobSpec(_Frozen):
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to name of a secret of the tenant."""
 
-    def request(self) -> JobRequest:
-        """What the schedulers see of it."""
+    def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
+        """What the schedulers see of it. `capacity` as `WorkloadSpec.capacity`."""
         return JobRequest(
             name=self.name,
             tasks=self.tasks,
@@ -50,6 +51,7 @@ class JobSpec(_Frozen):
             cpus_milli_per_task=self.resources.cpus_milli,
             memory_bytes_per_task=self.resources.memory_bytes,
             span_clusters=self.span_clusters,
+            capacity=capacity,
         )
 
 
@@ -97,10 +99,17 @@ class WorkloadSpec(_Frozen):
     regions_allowed: tuple[str, ...] | None = None
     """None: all."""
     regions_excluded: tuple[str, ...] = ()
+    capacity: tuple[CapacityKind, ...] | None = None
+    """Kinds of capacity on which it may run, in order of preference; None: `domain.capacity.USUAL`."""
 
     def requests(self) -> tuple[JobRequest, ...]:
         """The jobs as the schedulers see them."""
-        return tuple(job.request() for job in self.jobs)
+        return tuple(job.request(self.kinds) for job in self.jobs)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of capacity on which it may run."""
+        return USUAL if self.capacity is None else tuple(kind.value for kind in self.capacity)
 
     def allows_region(self, region: str) -> bool:
         """Whether the user lets it run in `region`."""

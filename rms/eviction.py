@@ -6,6 +6,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from rms.arrays import B1, F8, I4, I8
+from rms.choices import Choices
 from rms.criteria import WIDTH, compare, rate
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
@@ -46,12 +47,12 @@ class Memo(NamedTuple):
     size: I4
     """How many victims; 0: there is no choice."""
     victims: I4
-    """(types, clusters, places)."""
+    """(classes, clusters, places)."""
 
     @classmethod
-    def of(cls, types: int, clusters: int) -> "Memo":
+    def of(cls, classes: int, clusters: int) -> "Memo":
         """Nothing is known."""
-        shape = types, clusters
+        shape = classes, clusters
         return cls(np.full(shape, -1), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
@@ -194,19 +195,21 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 
 @compiled
 def plan_evicting(
-    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, out: Spread,
+    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, choices: Choices, out: Spread,
     choice: Choice, memo: Memo,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """The best plan over all places, each with its own choice of victims; `spared` holders are not asked.
 
-    Returns the index of its type (`NOWHERE`: there is no plan), its cluster, its numbers of machines, racks and
+    Returns its class of places (`NOWHERE`: there is no plan), its cluster, its numbers of machines, racks and
     victims. The plan is in `out.best_machine`, `out.best_tasks` and `choice.best`. Of equal plans the one in the
     cluster that comes first counts.
     """
     best, where, used, spans, victims_of = NOWHERE, 0, 0, 0, 0
     rating, best_rating = choice.rating[0], choice.rating[1]
-    for preference, wanted in enumerate(types):
+    for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[preference, cluster]:
+                continue
             first, last, middle = group_rows(machines, cluster, wanted)
             if first == last:
                 continue
@@ -230,7 +233,7 @@ def plan_evicting(
             if order == 0:
                 # Only now does it matter how compact the plans are: most are never packed.
                 if used == 0:
-                    top, end, mid = group_rows(machines, where, types[best])
+                    top, end, mid = group_rows(machines, where, choices.type[best])
                     used, spans = _place_after(machines, holders, choice.best, victims_of, need, top, end, mid, out)
                 here, racks = _place_after(machines, holders, choice.victims, needed, need, first, last, middle, out)
                 order = -1 if (racks, here) < (spans, used) else 1
@@ -241,7 +244,7 @@ def plan_evicting(
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
     if best != NOWHERE:
-        first, last, middle = group_rows(machines, where, types[best])
+        first, last, middle = group_rows(machines, where, choices.type[best])
         used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
         keep(out, used)
     return best, where, used, spans, victims_of
@@ -249,13 +252,16 @@ def plan_evicting(
 
 @compiled
 def most_placeable(
-    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, types: I4, span: bool, work: I8
+    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, choices: Choices, span: bool, work: I8
 ) -> int:
     """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
-    most = 0
-    for wanted in types:
-        fits = 0
+    most, fits = 0, 0
+    for number, wanted in enumerate(choices.type):
+        if number == 0 or choices.preference[number] != choices.preference[number - 1]:
+            fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[number, cluster]:
+                continue
             first, last, _ = group_rows(machines, cluster, wanted)
             if first == last:
                 continue

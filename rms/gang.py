@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from domain.capacity import nano_usd_per_h
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
+from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
 from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
@@ -94,10 +96,10 @@ class Planner:
 
     def most_ever(self, job: JobRequest) -> int:
         """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
-        key = (need_of(job)[:3], job.gpu_types, job.span_clusters)
+        key = (need_of(job)[:3], job.gpu_types, job.span_clusters, job.capacity)
         if key not in self._most_ever:
-            types = self.region.type_numbers(job)
-            self._most_ever[key] = most_ever(self.region.machines, need_of(job), types, job.span_clusters)
+            choices = self.region.choices(job)
+            self._most_ever[key] = most_ever(self.region.machines, need_of(job), choices, job.span_clusters)
         return self._most_ever[key]
 
     def lacking(self, jobs: tuple[JobRequest, ...]) -> tuple[JobRequest, ...]:
@@ -109,23 +111,24 @@ class Planner:
 
     def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
         """The same now, with everybody evicted who may be."""
-        region, types = self.region, self.region.type_numbers(job)
+        region, choices = self.region, self.region.choices(job)
         return int(
             most_placeable(
-                region.machines, region.holders, spared, rank, need_of(job), types, job.span_clusters, self._work
+                region.machines, region.holders, spared, rank, need_of(job), choices, job.span_clusters, self._work
             )
         )
 
     def free(self, job: JobRequest) -> JobPlan | None:
         """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
-        types = self.region.type_numbers(job)
-        best, cluster, count, racks = plan_free(self.region.machines, need_of(job), types, self._out)
+        choices = self.region.choices(job)
+        best, cluster, count, racks = plan_free(self.region.machines, need_of(job), choices, self._out)
         if best != NOWHERE:
-            return self._plan(job, best, cluster, count, racks)
+            return self._plan(job, int(choices.preference[best]), cluster, count, racks)
         if not job.span_clusters:
             return None
-        machines, _, rows = merged(self.region)
-        best, _, count, racks = plan_free(machines, need_of(job), types, self._out)
+        machines, _, rows = merged(self.region, choices.anywhere)
+        one = spanning(self.region.type_numbers(job))
+        best, _, count, racks = plan_free(machines, need_of(job), one, self._out)
         return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
@@ -144,16 +147,20 @@ class Planner:
         """The job's best plan with victims: in one cluster, or in several if it may and that costs less."""
         if not self.evictable:
             return None
-        region, need, types = self.region, need_of(job), self.region.type_numbers(job)
+        region, need, choices = self.region, need_of(job), self.region.choices(job)
+        memo = self._memo(job, rank, len(choices.type))
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need, types, self._out, self._choice, self._memo(job, rank)
+            region.machines, region.holders, spared, rank, need, choices, self._out, self._choice, memo
         )
-        alone = None if best == NOWHERE else self._plan(job, best, cluster, count, racks, victims)
+        alone = None
+        if best != NOWHERE:
+            alone = self._plan(job, int(choices.preference[best]), cluster, count, racks, victims)
         if not job.span_clusters:
             return alone
-        machines, holders, rows = merged(region)
+        machines, holders, rows = merged(region, choices.anywhere)
+        one = spanning(region.type_numbers(job))
         best, _, count, racks, victims = plan_evicting(
-            machines, holders, spared, rank, need, types, self._out, self._choice, Memo.of(len(types), 1)
+            machines, holders, spared, rank, need, one, self._out, self._choice, Memo.of(len(one.type), 1)
         )
         if best == NOWHERE:
             return alone
@@ -163,12 +170,12 @@ class Planner:
         ratings = [rating_of(region.holders, plan.victims)[:OF_VICTIMS].tolist() for plan in (alone, several)]
         return alone if ratings[0] <= ratings[1] else several
 
-    def _memo(self, job: JobRequest, rank: int) -> Memo:
+    def _memo(self, job: JobRequest, rank: int, classes: int) -> Memo:
         """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
-        shape = len(self.region.type_numbers(job)), len(self.region.clusters)
+        shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return Memo.of(*shape)
-        key = need_of(job), job.gpu_types, rank
+        key = need_of(job), job.gpu_types, job.capacity, rank
         memo = self._memos.pop(key, None) or Memo.of(*shape)
         self._memos[key] = memo  # The last one used is the last one to go.
         if len(self._memos) > _MEMOS:
@@ -188,7 +195,25 @@ class Planner:
             where = rows[where]
         order = np.argsort(self.region.machines.by_id[where])
         evicted = tuple(self._choice.best[:victims].tolist())
-        return JobPlan(job, preference, cluster, where[order], tasks[order], racks, evicted)
+        where, tasks = where[order], tasks[order]
+        kind, price = self._terms(job, preference, cluster, where, tasks)
+        return JobPlan(job, preference, cluster, where, tasks, racks, evicted, kind, price)
+
+    def _terms(self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8) -> tuple[int, int]:
+        """The place of the kind of capacity in the job's list, and billionths of a US dollar an hour.
+
+        Of several clusters the last of the places, and the sum of the prices.
+        """
+        gpu_type = job.gpu_types[preference] if job.gpus_per_task else None
+        place, price = 0, 0
+        for one in [cluster] if cluster != SEVERAL else self.region.clusters_of(rows):
+            capacity, gpu_usd_per_h, core_usd_per_h = self.region.terms(one, gpu_type)
+            here = tasks.sum() if cluster != SEVERAL else tasks[self.region.machines_of(one, rows)].sum()
+            place = max(place, job.capacity.index(capacity))
+            price += int(here) * nano_usd_per_h(
+                job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, core_usd_per_h
+            )
+        return place, price
 
 
 class Undo:

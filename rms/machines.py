@@ -67,6 +67,18 @@ def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes
     machines.coarse[MEMORY_BYTES, row] = free[MEMORY_BYTES, row] // MEBIBYTE
 
 
+class Terms(NamedTuple):
+    """What the machines of a cluster share."""
+
+    capacity: str
+    core_usd_per_h: float
+
+    @classmethod
+    def of(cls, machine: MachineState) -> "Terms":
+        """Those of the cluster that a machine is in."""
+        return cls(machine.capacity, machine.core_usd_per_h)
+
+
 class Layout:
     """Which machine has which row, and the names of what is numbered. Made anew when a machine comes to a new place."""
 
@@ -77,6 +89,9 @@ class Layout:
         self.clusters = sorted({m.cluster for m in listed})
         self.types = {t: number for number, t in enumerate(sorted({m.gpu_type for m in listed if m.gpu_type}))}
         self._racks = sorted({(m.cluster, m.rack) for m in listed})
+        self.terms = {m.cluster: Terms.of(m) for m in listed}
+        """By cluster."""
+        self.gpu_usd_per_h = {(m.cluster, m.gpu_type): m.gpu_usd_per_h for m in listed}
         self._type_names = list(self.types)
         self.machines = self._columns(listed)
 
@@ -94,9 +109,11 @@ class Layout:
         gpu_type = columns.kind_type[columns.kind[row]]
         free_gpus, free_cpus_milli, free_memory_bytes = columns.free[:, row].tolist()
         gpus, cpus_milli, memory_bytes = columns.total[:, row].tolist()
+        name = None if gpu_type == NO_TYPE else self._type_names[gpu_type]
+        terms = self.terms[cluster]
         return MachineState(
-            self.ids[row], cluster, rack, None if gpu_type == NO_TYPE else self._type_names[gpu_type],
-            gpus, free_gpus, free_cpus_milli, free_memory_bytes, cpus_milli, memory_bytes,
+            self.ids[row], cluster, rack, name, gpus, free_gpus, free_cpus_milli, free_memory_bytes, cpus_milli,
+            memory_bytes, terms.capacity, self.gpu_usd_per_h[cluster, name], terms.core_usd_per_h,
         )  # fmt: skip
 
     def write(self, row: int, machine: MachineState | None) -> bool:
@@ -108,6 +125,10 @@ class Layout:
         other = tuple(self.machines.total[:, row].tolist()) != total
         if other:
             self.machines.total[:, row] = total
+        if machine is not None:
+            priced = (machine.cluster, machine.gpu_type), machine.gpu_usd_per_h
+            other |= (self.terms[machine.cluster], self.gpu_usd_per_h[priced[0]]) != (Terms.of(machine), priced[1])
+            self.terms[machine.cluster], self.gpu_usd_per_h[priced[0]] = Terms.of(machine), priced[1]
         was = self.machines.free[:, row].tolist()
         shift(self.machines, row, *(now - before for now, before in zip(free, was, strict=True)))
         return other

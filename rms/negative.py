@@ -34,6 +34,10 @@ class Refused:
         )
 
 
+def _hardware(job: JobRequest) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(job.gpu_types), frozenset(job.capacity)
+
+
 @dataclass
 class NegativeCache:
     """One region's refusals in one pass. Only the frontier is kept: of two, one of which asks for no less, the other.
@@ -42,8 +46,8 @@ class NegativeCache:
     has no room by itself is kept. That of a gang whose jobs compete tells nothing of another gang.
     """
 
-    _frontier: dict[frozenset[str], list[Refused]] = field(default_factory=dict)
-    """By the set of GPU types that a job accepts: the hardware."""
+    _frontier: dict[tuple[frozenset[str], frozenset[str]], list[Refused]] = field(default_factory=dict)
+    """By the sets of GPU types and of kinds of capacity that a job accepts: the hardware."""
 
     def find(self, request: PlacementRequest, *, bound: bool = False) -> tuple[JobRequest, Refused] | None:
         """One of the request's jobs that has no room, and the refused one that tells so.
@@ -51,9 +55,9 @@ class NegativeCache:
         `bound`: what is reserved is out of its reach.
         """
         for job in request.jobs:
-            types = frozenset(job.gpu_types)
-            for tried, refused in self._frontier.items():
-                if types == tried or (types and types < tried):
+            types, kinds = _hardware(job)
+            for (tried, tried_kinds), refused in self._frontier.items():
+                if kinds <= tried_kinds and (types == tried or (types and types < tried)):
                     for known in refused:
                         if known.refuses(job, request.rank, request.may_not_evict, bound):
                             return job, known
@@ -62,7 +66,7 @@ class NegativeCache:
     def add(self, request: PlacementRequest, job: JobRequest, *, bound: bool = False) -> None:
         """A job that has no room by itself."""
         new = Refused(job, request.rank, request.may_not_evict, bound)
-        known = self._frontier.setdefault(frozenset(job.gpu_types), [])
+        known = self._frontier.setdefault(_hardware(job), [])
         if not any(old.is_no_more_than(new) for old in known):
             known[:] = [old for old in known if not new.is_no_more_than(old)]
             known.append(new)
@@ -73,11 +77,11 @@ class NegativeCache:
 
     def copy(self) -> "NegativeCache":
         """What is known now."""
-        return NegativeCache(_frontier={types: list(known) for types, known in self._frontier.items()})
+        return NegativeCache(_frontier={wanted: list(known) for wanted, known in self._frontier.items()})
 
     def become(self, other: "NegativeCache") -> None:
         """Knows what another knows, and no more."""
-        self._frontier = {types: list(known) for types, known in other._frontier.items()}
+        self._frontier = {wanted: list(known) for wanted, known in other._frontier.items()}
 
     def __len__(self) -> int:
         return sum(len(known) for known in self._frontier.values())

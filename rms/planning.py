@@ -4,6 +4,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from rms.arrays import I4, I8
+from rms.choices import Choices
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
 from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
 
@@ -120,15 +121,17 @@ def place(machines: Machines, need: Need, free: I8, first: int, last: int, middl
 
 
 @compiled
-def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[int, int, int, int]:
-    """The best plan that evicts nobody: preferred type, then fewer racks, fewer machines, cluster.
+def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
+    """The best plan that evicts nobody: preferred class of places, then fewer racks, fewer machines, cluster.
 
-    Returns the index of its type in `types` (0 for a job without GPUs; `NOWHERE`: there is no plan), its cluster, and
-    its numbers of machines and racks. The plan is in `out.best_machine` and `out.best_tasks`.
+    Returns the class (`NOWHERE`: there is no plan), its cluster, and its numbers of machines and racks. The plan is in
+    `out.best_machine` and `out.best_tasks`.
     """
     best, where, fewest, racks = NOWHERE, 0, 0, 0
-    for preference, wanted in enumerate(types):
+    for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[preference, cluster]:
+                continue
             first, last, middle = group_rows(machines, cluster, wanted)
             if first == last or group_bound(machines, need, first, last) < need.tasks:
                 continue
@@ -143,7 +146,7 @@ def plan_free(machines: Machines, need: Need, types: I4, out: Spread) -> tuple[i
         if best != NOWHERE:
             break
     if best != NOWHERE:
-        first, last, middle = group_rows(machines, where, types[best])
+        first, last, middle = group_rows(machines, where, choices.type[best])
         found = _found(machines, need, first, last, middle, out)
         pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
         keep(out, fewest)
@@ -162,12 +165,15 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
 
 
 @compiled
-def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
+def most_ever(machines: Machines, need: Need, choices: Choices, span: bool) -> int:
     """The most of the job's tasks that one cluster (`span`: the region) and type could take if nothing ran."""
-    total, most = machines.total, 0
-    for wanted in types:
-        fits = 0
+    total, most, fits = machines.total, 0, 0
+    for number, wanted in enumerate(choices.type):
+        if number == 0 or choices.preference[number] != choices.preference[number - 1]:
+            fits = 0
         for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[number, cluster]:
+                continue
             first, last, _ = group_rows(machines, cluster, wanted)
             if not span:
                 fits = 0
@@ -178,11 +184,13 @@ def most_ever(machines: Machines, need: Need, types: I4, span: bool) -> int:
 
 
 @compiled
-def hopeful_groups(machines: Machines, need: Need, types: I4) -> list[tuple[int, int]]:
+def hopeful_groups(machines: Machines, need: Need, choices: Choices) -> list[tuple[int, int]]:
     """Rows from and to of the groups that may hold the job, going by their sums."""
     out = [(0, 0) for _ in range(0)]
-    for wanted in types:
+    for number, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[number, cluster]:
+                continue
             first, last, _ = group_rows(machines, cluster, wanted)
             if first < last and group_bound(machines, need, first, last) >= need.tasks:
                 out.append((first, last))

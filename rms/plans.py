@@ -25,6 +25,10 @@ class JobPlan:
     racks: int
     victims: tuple[int, ...] = ()
     """Without victims of earlier jobs of the gang."""
+    capacity_preference: int = 0
+    """Place of its kind of capacity in the job's list; of several clusters the last."""
+    nano_usd_per_h: int = 0
+    """Its price, in billionths of a US dollar an hour."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
+from domain.capacity import NANO_USD, nano_usd_per_h
 from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
@@ -136,8 +137,9 @@ def _take(free: _Free, job: JobRequest, spread: _Spread) -> _Free:
 
 def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
     places = []
-    for cluster in sorted({m.cluster for m in snapshot.machines}):
-        machines = tuple(m for m in snapshot.machines if m.cluster == cluster)
+    allowed = _allowed(snapshot, job)
+    for cluster in sorted({m.cluster for m in allowed}):
+        machines = tuple(m for m in allowed if m.cluster == cluster)
         if job.gpus_per_task == 0:
             places.append(_Place(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines)))
             continue
@@ -148,14 +150,20 @@ def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
     return places
 
 
+def _allowed(snapshot: RegionSnapshot, job: JobRequest) -> tuple[MachineState, ...]:
+    """Machines of a kind of capacity on which the job may run."""
+    return tuple(m for m in snapshot.machines if m.capacity in job.capacity)
+
+
 def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
     """All clusters as one, for a job that may."""
     if not job.span_clusters:
         return []
+    allowed = _allowed(snapshot, job)
     if job.gpus_per_task == 0:
-        return [_Place("", None, 0, (tuple(m for m in snapshot.machines if m.gpu_type is None), snapshot.machines))]
+        return [_Place("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
     return [
-        _Place("", gpu_type, preference, (tuple(m for m in snapshot.machines if m.gpu_type == gpu_type),))
+        _Place("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
         for preference, gpu_type in enumerate(job.gpu_types)
     ]
 
@@ -307,9 +315,24 @@ def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequ
         youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
         spanning=sum(not c.place.cluster for c in choices),
         type_preference=sum(c.place.preference for c in choices),
+        capacity_preference=sum(_last_kind(snapshot, c) for c in choices),
+        usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
         racks=sum(_count_racks(snapshot, c) for c in choices),
         machines=sum(len(c.spread) for c in choices),
     )
+
+
+def _last_kind(snapshot: RegionSnapshot, choice: _Choice) -> int:
+    return max(choice.job.capacity.index(m.capacity) for m in snapshot.machines if m.id in choice.spread)
+
+
+def _nano_usd_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:
+    job, price = choice.job, 0
+    for m in snapshot.machines:
+        gpu_usd_per_h = m.gpu_usd_per_h if job.gpus_per_task else 0.0
+        one = nano_usd_per_h(job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, m.core_usd_per_h)
+        price += choice.spread.get(m.id, 0) * one
+    return price
 
 
 def _criteria(snapshot: RegionSnapshot, option: _Choice) -> tuple[object, ...]:

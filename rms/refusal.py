@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from domain.capacity import USUAL
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
@@ -19,6 +20,8 @@ def needs(job: JobRequest) -> str:
         parts.append("1 CPU" if job.cpus_milli_per_task == 1000 else f"{job.cpus_milli_per_task / 1000:g} CPUs")
     if job.memory_bytes_per_task:
         parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
+    if job.capacity != USUAL:
+        parts.append(f"on {' or '.join(job.capacity).replace('_', ' ')} machines")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 

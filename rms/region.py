@@ -8,7 +8,8 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
-from rms.arrays import I4, I8
+from rms.arrays import B1, I4, I8
+from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
 from rms.machines import MISSING, NO_TYPE, Layout, Machines, place
 
@@ -38,6 +39,9 @@ class Region:
         """By victim: who has been awarded what it holds (`rms.award`)."""
         self._closed: set[str] = set()
         """Machines that are not there now: their rows stay, and are empty."""
+        self._choices: dict[tuple[object, ...], Choices] = {}
+        self._choices_of = -1
+        """The `hardware` for which `_choices` were found."""
         self._arrived: dict[str, MachineState] = {}
         """Machines at places where no row is: the layout is made anew at the next refresh."""
         self._lay_out((), ())
@@ -192,6 +196,11 @@ class Region:
         """Numbers of the clusters of machines, each once, ascending."""
         return sorted({self._layout.cluster(row) for row in rows.tolist()})
 
+    def machines_of(self, cluster: int, rows: I4) -> B1:
+        """Which of `rows` are machines of a cluster."""
+        columns = self._layout.machines
+        return np.asarray(columns.kind_cluster[columns.kind[rows]] == cluster)
+
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
         """Those who hold something on a machine, by id."""
         return self._holders.running_on(machine)
@@ -207,3 +216,19 @@ class Region:
         """
         types = [self._layout.types.get(t, MISSING) for t in job.gpu_types] if job.gpus_per_task else [NO_TYPE]
         return np.array(types, np.int32)
+
+    def choices(self, job: JobRequest) -> "Choices":
+        """The places of the region where the job may run, by how its document prefers them."""
+        if self._choices_of != self.hardware:
+            self._choices.clear()
+            self._choices_of = self.hardware
+        key = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.capacity
+        if key not in self._choices:
+            self._choices[key] = choices(self._layout, job, self.type_numbers(job))
+        return self._choices[key]
+
+    def terms(self, cluster: int, gpu_type: str | None) -> tuple[str, float, float]:
+        """The kind of capacity of a cluster, and its prices of a GPU of a type and of a core in US dollars an hour."""
+        name = self._layout.clusters[cluster]
+        capacity, core_usd_per_h = self._layout.terms[name]
+        return capacity, self._layout.gpu_usd_per_h.get((name, gpu_type), 0.0), core_usd_per_h

@@ -6,22 +6,27 @@ laid out anew each time, which costs about as much as a few bids, and nothing ha
 
 import numpy as np
 
-from rms.arrays import I4
+from rms.arrays import B1, I4
 from rms.holders import Holders
 from rms.machines import Machines
 from rms.region import Region
 
 
-def merged(region: Region) -> tuple[Machines, Holders, I4]:
-    """Columns with one cluster, and the region's row for each of their rows. Racks stay those of their clusters."""
+def merged(region: Region, allowed: B1) -> tuple[Machines, Holders, I4]:
+    """Columns with one cluster, and the region's row for each of their rows. Racks stay those of their clusters.
+
+    `allowed`: the clusters whose machines are there.
+    """
     machines, holders = region.machines, region.holders
     kind_type = machines.kind_type[machines.kind]
     rows = np.lexsort((machines.by_id, machines.rack, kind_type)).astype(np.int32)
+    rows = rows[allowed[machines.kind_cluster[machines.kind[rows]]]]
     types, first, kind = np.unique(kind_type[rows], return_index=True, return_inverse=True)
-    to_kind = np.searchsorted(types, machines.kind_type)
+    kinds = np.flatnonzero(allowed[machines.kind_cluster])
+    to_kind = np.searchsorted(types, machines.kind_type[kinds])
     kind_free = np.zeros((3, len(types)), np.int64)
     kind_held = np.zeros((len(holders.kind_held), 3, len(types)), np.int64)
-    for old, new in enumerate(to_kind.tolist()):
+    for old, new in zip(kinds.tolist(), to_kind.tolist(), strict=True):
         kind_free[:, new] += machines.kind_free[:, old]
         kind_held[:, :, new] += holders.kind_held[:, :, old]
     one = Machines(
@@ -39,7 +44,8 @@ def merged(region: Region) -> tuple[Machines, Holders, I4]:
         version=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),
     )
-    to_row = np.empty(len(rows), np.int32)
+    # What is held elsewhere is beyond all rows: no group of machines has it.
+    to_row = np.full(len(machines.rack), len(rows), np.int32)
     to_row[rows] = np.arange(len(rows))
     there = np.flatnonzero(holders.last > holders.first)
     keys = (*holders.words[there].T[::-1], holders.started_at_s[there], -holders.rank[there].astype(np.int64))
@@ -47,7 +53,7 @@ def merged(region: Region) -> tuple[Machines, Holders, I4]:
     return (
         one,
         holders._replace(
-            machine=to_row[holders.machine] if len(rows) else holders.machine,
+            machine=to_row[holders.machine] if len(to_row) else holders.machine,
             kind_held=kind_held,
             scan=scan.reshape(1, -1),
             scanned=np.array([len(scan)], np.int32),

@@ -64,7 +64,7 @@ class _Hopes:
         groups = [
             (number, *rows)
             for number, job in enumerate(jobs)
-            for rows in hopeful_groups(region.machines, need_of(job), region.type_numbers(job))
+            for rows in hopeful_groups(region.machines, need_of(job), region.choices(job))
         ]
         # One that may span clusters may hope for the whole region.
         groups += [(number, 0, len(region.ids)) for number, job in enumerate(jobs) if job.span_clusters]

@@ -28,8 +28,10 @@ class Board:
         self._demand: Ints = np.zeros((workloads, 5), np.int64)
         """Of a gang of one job: tasks, what each of them needs, and whether they must be in one cluster."""
         self._kind: Ints = np.full(workloads, -1, np.int64)
-        """The number of the GPU types that the job accepts, the places that may have it, and how long it may run."""
-        self._kinds: dict[tuple[tuple[str, ...], frozenset[str] | None, float], int] = {}
+        """The number of the GPU types and kinds of capacity that the job accepts, the places that may have it, and how
+        long it may run.
+        """
+        self._kinds: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str] | None, float], int] = {}
 
     def asks(self, number: int, jobs: Sequence[JobRequest], places: frozenset[str] | None, at_most_s: float) -> None:
         """What a workload asks for, where it may be (None: anywhere), and how long. Not for several jobs."""
@@ -38,7 +40,9 @@ class Board:
             self._demand[number] = (
                 job.tasks, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, not job.span_clusters,
             )  # fmt: skip
-            self._kind[number] = self._kinds.setdefault((job.gpu_types, places, at_most_s), len(self._kinds))
+            self._kind[number] = self._kinds.setdefault(
+                (job.gpu_types, job.capacity, places, at_most_s), len(self._kinds)
+            )
 
     def ask_no_less(
         self, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats

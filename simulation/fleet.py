@@ -8,6 +8,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from domain.capacity import CPU, CapacityKind
 from domain.scheduling import MachineState, TenantState
 from infra.errors import ConfigurationError
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
@@ -94,13 +95,17 @@ class SimulatedFleet(Fleet):
     def states(self) -> dict[str, tuple[MachineState, ...]]:
         """Every region's machines, all of them free."""
         out: dict[str, list[MachineState]] = {region.name: [] for region in self.regions}
+        of = {(region.name, cluster.name): cluster for region in self.regions for cluster in region.clusters}
         for machine in self.machines():
             entry: MachineEntry = machine["entry"]
             milli = round(1000 * entry.cpus)
+            terms = of[machine["region"], machine["cluster"]]
+            prices = terms.prices or {}
             out[machine["region"]].append(
                 MachineState(
                     machine["id"], machine["cluster"], entry.rack, entry.gpu_type, entry.gpus, entry.gpus, milli,
-                    entry.memory, milli, entry.memory,
+                    entry.memory, milli, entry.memory, (terms.capacity or CapacityKind.RESERVED).value,
+                    prices.get(entry.gpu_type or "", 0.0), prices.get(CPU, 0.0),
                 )
             )  # fmt: skip
         return {region: tuple(machines) for region, machines in out.items()}

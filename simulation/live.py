@@ -161,6 +161,18 @@ def _machines(live: LiveSnapshot, taken: dict[str, Amounts]) -> dict[str, tuple[
         if min(free) < 0:
             raise ConfigurationError(f"snapshot: machine {m.id}: its workloads hold more than it has")
         out[m.region].append(
-            MachineState(m.id, m.cluster, m.rack, m.gpu_type, m.gpus, *free, m.cpus_milli, m.memory_bytes)
+            MachineState(
+                m.id,
+                m.cluster,
+                m.rack,
+                m.gpu_type,
+                m.gpus,
+                *free,
+                m.cpus_milli,
+                m.memory_bytes,
+                m.capacity.value,
+                m.gpu_usd_per_h,
+                m.core_usd_per_h,
+            )
         )
     return {region: tuple(states) for region, states in out.items()}

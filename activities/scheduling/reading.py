@@ -79,6 +79,10 @@ class MachineRow(NamedTuple):
     ready: bool
     open: bool
     """Ready, and neither cordoned nor draining: it takes work."""
+    capacity: str
+    """Its cluster's; as are the prices, in US dollars an hour of one of its GPUs and of a core."""
+    gpu_usd_per_h: float
+    core_usd_per_h: float
 
 
 class TenantRow(NamedTuple):
@@ -116,9 +120,11 @@ _HOLDING = (
     " l.memory_bytes - l.awaited_memory_bytes from allocation as l"
 )
 _MACHINE = (
-    "select id, region, cluster, rack, gpu_type, gpus, cpus_milli, memory_bytes, gpus - bit_count(held::bit(64)),"
-    " free_cpus_milli, free_memory_bytes, state = 'ready', state = 'ready' and cordon is null and not draining"
-    " from machine"
+    "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
+    " m.gpus - bit_count(m.held::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
+    " m.state = 'ready' and m.cordon is null and not m.draining, c.capacity,"
+    " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0)"
+    " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text"),
@@ -127,7 +133,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
         "float8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
-    MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool"),
+    MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool", "text", "float8", "float8"),
     TenantRow: ("text", "int8", "jsonb", "int8"),
     UseRow: ("text", "int8", "int8", "jsonb", "int8"),
 }  # fmt: skip
@@ -190,7 +196,7 @@ class Reader:
 
     def machines(self, ids: Collection[str]) -> Iterator[MachineRow]:
         """Those that are there."""
-        return map(MachineRow._make, self._found(f"{_MACHINE} where id = any(%s)", [list(ids)]))
+        return map(MachineRow._make, self._found(f"{_MACHINE} where m.id = any(%s)", [list(ids)]))
 
     def fleet(self) -> Iterator[MachineRow]:
         """All machines."""

@@ -16,14 +16,19 @@ from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
 from infra.archives import BadArchive
-from infra.db.models import Archive, Machine, Region, Secret, Tenant
+from infra.db.models import Archive, Cluster, Machine, Region, Secret, Tenant
 from infra.db.tables import Table
 
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for this long is not counted on any more."""
 _COUNTED = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
 _KIND = (Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
-_FLEET = select(*_KIND, func.count()).where(_COUNTED).group_by(*_KIND)
+_FLEET = (
+    select(*_KIND, func.count(), Cluster.capacity)
+    .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+    .where(_COUNTED)
+    .group_by(*_KIND, Cluster.capacity)
+)
 
 
 @dataclass(frozen=True)

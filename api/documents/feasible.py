@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from domain.capacity import CapacityKind
 from domain.spec import JobSpec, WorkloadSpec
 
 
@@ -18,6 +19,7 @@ class Machines:
     cpus_milli: int
     memory_bytes: int
     count: int
+    capacity: str = CapacityKind.RESERVED.value
 
     def tasks(self, job: JobSpec) -> int:
         """How many of a job's tasks they hold if nothing else is there."""
@@ -35,9 +37,15 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
     looked at one by one, then together by their sums of each resource: what is said never to fit does not.
     """
     regions: dict[str, list[Machines]] = defaultdict(list)
+    kinds: set[str] = set()
     for machines in fleet:
         if spec.allows_region(machines.region):
-            regions[machines.region].append(machines)
+            kinds.add(machines.capacity)
+            if machines.capacity in spec.kinds:
+                regions[machines.region].append(machines)
+    if kinds and not regions:
+        asked, there = (", ".join(names).replace("_", " ") for names in (spec.kinds, sorted(kinds)))
+        return f"no region has machines of the kinds of capacity {asked}, there are {there}; name one of these"
     if not regions:
         return None
     for job in spec.jobs:

@@ -6,6 +6,7 @@ It describes; it does not judge: `workload` does, with better messages.
 from typing import Any
 
 from api.documents import jobs, workload
+from domain.capacity import USUAL, CapacityKind
 from domain.ids import NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 
@@ -135,6 +136,14 @@ DOCUMENT: Schema = _object(
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),
+        "capacity": {
+            "type": "array",
+            "items": {"enum": [kind.value for kind in CapacityKind]},
+            "minItems": 1,
+            "uniqueItems": True,
+            "default": list(USUAL),
+            "description": "Kinds of capacity on which it may run, in order of preference",
+        },
         "regions": _object(
             {"allow": {"type": "array", "items": _NAME}, "exclude": {"type": "array", "items": _NAME}},
         ),

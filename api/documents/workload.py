@@ -9,6 +9,7 @@ from api.documents.jobs import JobDraft, read_jobs
 from api.documents.loading import Value
 from api.documents.values import duration_s, relative_path
 from api.problems import FieldError
+from domain.capacity import USUAL, CapacityKind
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from domain.spec import CheckpointSpec, LimitsSpec, WorkloadSpec
 
@@ -28,7 +29,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = (
     "version", "name", "tenant", "labels", "priority", "recurring", "jobs", "tables", "files", "workdir",
-    "checkpoint", "limits", "regions",
+    "checkpoint", "limits", "regions", "capacity",
 )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         "limits": _read_limits(members["limits"]) if "limits" in members else LimitsSpec(),
         "regions_allowed": None if allowed is None else tuple(name for _, name in allowed),
         "regions_excluded": tuple(name for _, name in excluded),
+        "capacity": _read_capacity(members["capacity"]) if "capacity" in members else None,
     }
     return Draft(
         problems=at.problems,
@@ -170,6 +172,22 @@ def _read_limits(at: At) -> LimitsSpec:
         max_pending_s=duration_s(members["max_pending"], 1.0, _LONGEST_S) if "max_pending" in members else None,
         retries=(members["retries"].integer(0, MAX_RETRIES) if "retries" in members else None) or 0,
     )
+
+
+def _read_capacity(at: At) -> tuple[CapacityKind, ...]:
+    kinds = {kind.value: kind for kind in CapacityKind}
+    found: list[CapacityKind] = []
+    for item in at.items("kinds of capacity", len(kinds)):
+        kind = item.text("a kind of capacity")
+        if kind is not None and kind not in kinds:
+            item.wrong(f"must be one of {', '.join(kinds)}")
+        elif kind is not None and kinds[kind] in found:
+            item.wrong("is given twice")
+        elif kind is not None:
+            found.append(kinds[kind])
+    if at.value == []:
+        at.wrong(f"must name at least one of {', '.join(kinds)}; left out, it is {', '.join(USUAL)}")
+    return tuple(found)
 
 
 def _read_regions(at: At) -> "tuple[list[tuple[At, str]] | None, list[tuple[At, str]]]":

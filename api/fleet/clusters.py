@@ -18,6 +18,7 @@ from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from domain.capacity import CapacityKind
+from infra.db import outbox
 from infra.db.models import Cluster, Machine
 
 router = Router(prefix="/v1", tags=["fleet"])
@@ -100,6 +101,7 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
                 raise invalid(field, "must be left out, or have a value: a cluster always has one")
         for field, value in changed.items():
             setattr(row, field, value)
+        outbox.wake_scheduler(session)
         write_audit(session, caller, "cluster.set", f"{region}/{name}", **changed)
         session.flush()
         own = select(Machine).where(Machine.region == region, Machine.cluster == name)

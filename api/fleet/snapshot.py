@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from api.auth import Operator
 from api.routing import Router
 from api.state import StateOf
+from domain.capacity import CPU, CapacityKind
 from domain.live import (
     LiveMachine,
     LivePlacement,
@@ -22,7 +23,7 @@ from domain.priority import HIGHEST_LEVEL
 from domain.scheduling import Holding
 from domain.spec import WorkloadSpec
 from infra.db.catalogue import Replicas, can_read, ready_replicas
-from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
 
 router = Router(prefix="/v1", tags=["fleet"])
@@ -44,8 +45,9 @@ def get_snapshot(state: StateOf, _: Operator) -> LiveSnapshot:
 
 
 def _machines(session: Session) -> tuple[LiveMachine, ...]:
-    rows = session.scalars(
-        select(Machine)
+    rows = session.execute(
+        select(Machine, Cluster)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
         .where(Machine.state == "ready", Machine.cordon.is_(None), Machine.draining.is_(False))
         .order_by(Machine.id)
     )
@@ -59,8 +61,11 @@ def _machines(session: Session) -> tuple[LiveMachine, ...]:
             gpus=m.gpus,
             cpus_milli=m.cpus_milli,
             memory_bytes=m.memory_bytes,
+            capacity=CapacityKind(c.capacity),
+            gpu_usd_per_h=c.prices.get(m.gpu_type or "", 0.0),
+            core_usd_per_h=c.prices.get(CPU, 0.0),
         )
-        for m in rows
+        for m, c in rows
     )
 
 

@@ -20,7 +20,7 @@ from domain.scheduling import (
 )
 from domain.spec import WorkloadSpec
 from infra.config import SchedulerSettings
-from infra.db.models import Allocation, Attempt, Machine, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Tenant, Workload
 
 
 def now_s(session: Session) -> float:
@@ -123,6 +123,7 @@ def region_snapshot(
         )
         .order_by(Machine.id)
     ).all()
+    clusters = {c.name: c for c in session.scalars(select(Cluster).where(Cluster.region == region))}
     now = now_s(session) if now is None else now
     holdings: dict[str, list[Holding]] = defaultdict(list)
     attempts: dict[str, Attempt] = {}
@@ -156,6 +157,9 @@ def region_snapshot(
                 free_memory_bytes=m.free_memory_bytes,
                 cpus_milli=m.cpus_milli,
                 memory_bytes=m.memory_bytes,
+                capacity=clusters[m.cluster].capacity,
+                gpu_usd_per_h=clusters[m.cluster].prices.get(m.gpu_type or "", 0.0),
+                core_usd_per_h=clusters[m.cluster].prices.get("cpu", 0.0),
             )
             for m in machines
         ),

@@ -17,6 +17,7 @@ from activities.scheduling.bids import Asked, placement_request, region_bid
 from activities.scheduling.scan_result import Entry
 from activities.scheduling.scheduler_state import Held
 from domain.ask import Ask, ask_of
+from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.protocol import DryRunRequest
 from domain.scheduling import Bid, JobRequest, RegionSnapshot, ScanResult
@@ -24,7 +25,7 @@ from domain.spec import WorkloadSpec
 from infra.db import changes
 from infra.db.logs import Change
 from infra.db.migrate import upgrade
-from infra.db.models import Attempt, Eviction, Machine, Region, Tenant, Workload
+from infra.db.models import Attempt, Cluster, Eviction, Machine, Region, Tenant, Workload
 from infra.db.session import open_engine, transaction
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
@@ -40,6 +41,8 @@ PROBES = [
     (job(gpus=0, cpus_milli=15_000),), (job(gpus=2, types=("h100", "a100")),),
 ]  # fmt: skip
 """Gangs that bids are compared for, at several ranks."""
+ANYWHERE = ("spot", "voluntary", "reserved", "on_demand")
+"""Kinds of capacity of every other gang."""
 
 
 def agree(world: World, held: Held) -> None:
@@ -62,9 +65,9 @@ def _same_scan(held: Held, plain: ScanResult) -> None:
 
 
 def _requests() -> Iterator[Asked]:
-    for jobs in PROBES:
+    for number, jobs in enumerate(PROBES):
         for rank in (1, 4, 8):
-            ask = Ask(tuple(j.request() for j in jobs))
+            ask = Ask(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
             entry = Entry("~probe", rank, None, None)
             yield Asked(entry, ask, placement_request(entry, ask), {}, 0.0, rank)
 
@@ -89,12 +92,23 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
     others: list[Callable[[], None]] = [
         lambda: _touch(world, chance), lambda: _abort(world, chance), lambda: _quota(world, chance),
         lambda: _forget(world), lambda: _end(world, chance), lambda: _move(world, chance),
+        lambda: _terms(world, chance),
     ]  # fmt: skip
     for _ in range(70):
         for _ in range(chance.randrange(1, 4)):
             chance.choice([walk.step, walk.step, walk.step, *others])()
         agree(world, held)
     assert held.full_reads < 25 and world.held.full_reads < 25
+
+
+def _terms(world: World, chance: random.Random) -> None:
+    """A cluster is had in another way, or costs something else."""
+    with world.session() as session:
+        clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
+        if clusters:
+            cluster = chance.choice(clusters)
+            cluster.capacity = chance.choice(["reserved", "on_demand", "spot", "voluntary"])
+            cluster.prices = {"a100": chance.choice([0.0, 1.0, 2.5]), "cpu": chance.choice([0.0, 0.05])}
 
 
 def _touch(world: World, chance: random.Random) -> None:
@@ -306,13 +320,40 @@ def test_machines_move_and_regions_come_and_go(world: World) -> None:
     agree(world, held)
 
 
+def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> None:
+    """Schedulers hear of another kind of capacity, and of other prices, of a cluster whose machines do not change."""
+    world.region("east")
+    for name in ("a", "b"):
+        world.machine(f"east/{name}/m")
+    held = Held(world.engine, world.settings.scheduler)
+
+    def chosen() -> tuple[str, float]:
+        agree(world, held)
+        plan = _bids(held, "east")[0].plan
+        assert plan is not None
+        return plan.jobs[0].cluster, plan.quality.usd_per_h
+
+    assert chosen() == ("a", 0.0)
+    world.alter(Cluster, ("east", "a"), prices={"a100": 2.0, "cpu": 1.0})
+    assert chosen() == ("b", 0.0)
+    world.alter(Cluster, ("east", "b"), prices={"a100": 3.0})
+    assert chosen() == ("a", 2.1)
+    world.alter(Cluster, ("east", "a"), capacity="spot")
+    assert chosen() == ("b", 3.0)
+    world.alter(Cluster, ("east", "b"), capacity="voluntary")
+    assert chosen() == ("a", 2.1)
+
+
 def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
     """What Postgres derives from a specification is what the schedulers used to read from it."""
     full = job("a", tasks=2, gpus=2, types=("h100", "a100"), span_clusters=True)
-    assert all(asdict(full.request())[one.name] != one.default for one in fields(JobRequest)), "a field would not show"
+    kinds = (CapacityKind.SPOT, CapacityKind.RESERVED)
+    request = full.request(tuple(kind.value for kind in kinds))
+    assert all(asdict(request)[one.name] != one.default for one in fields(JobRequest)), "a field would not show"
     spec = WorkloadSpec(
         name="w", tenant="t", jobs=(full, job("b", gpus=0)),
         tables=("words", "a \"quoted\" name"), regions_allowed=("east", "west"), regions_excluded=("west",),
+        capacity=kinds,
     )  # fmt: skip
     plain = WorkloadSpec(name="w", tenant="t", jobs=(job(),))
     with world.session() as session:

@@ -192,6 +192,10 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("a table twice", document(tables=["digits", "digits"]), "tables[1]", "twice"),
     ("priority out of bounds", document(priority=8), "priority", "from 1 to 7"),
     ("regions as list", document(regions=["north"]), "regions", "must be a mapping"),
+    ("no kind of capacity", document(capacity=[]), "capacity", "at least one of reserved, on_demand, spot, voluntary"),
+    ("capacity as text", document(capacity="spot"), "capacity", "must be a list"),
+    ("unknown kind", document(capacity=["spot", "cheap"]), "capacity[1]", "must be one of reserved, on_demand, spot"),
+    ("a kind twice", document(capacity=["spot", "spot"]), "capacity[1]", "is given twice"),
     ("no region allowed", document(regions={"allow": []}), "regions.allow", "at least one"),
 ]  # fmt: skip
 
@@ -256,6 +260,7 @@ FITTING: list[tuple[str, object]] = [
     ("files over an archive", document(workdir=FOLDERS_SHA256, files={"src/a.py": "x", "src/b/c": "y"})),
     ("an uploaded archive", document(workdir={"archive": ARCHIVE_SHA256})),
     ("an uploaded archive by its checksum alone", document(workdir=ARCHIVE_SHA256)),
+    ("kinds of capacity", document(capacity=["spot", "reserved"])),
     ("one region excluded", document(regions={"exclude": ["south"]})),
     ("variables that are integers", job(env={"EPOCHS": 10}, run=["sleep", 30])),
     ("no resources at all", job(resources=None)),

@@ -1,10 +1,12 @@
 """Gangs that no region could ever hold: told at submission with figures, and never of one that a region could hold."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from api.documents.feasible import Machines, never
+from domain.capacity import CapacityKind
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from tests.api.test_documents import JOB, job, resources
 from tests.api.world import GIB, World
@@ -52,6 +54,17 @@ def test_what_never_fits_is_told_with_figures(jobs: list[JobSpec], said: str | N
 def test_regions_that_the_user_excludes_do_not_count() -> None:
     """What only an excluded region could hold is never held."""
     assert "at most 0 fit" in str(_never(_job(1), regions_excluded=("east",)))
+
+
+def test_machines_of_another_kind_of_capacity_do_not_count() -> None:
+    """What would only fit on machines on which the workload may not run is never held."""
+    spot = [replace(machines, capacity="spot") for machines in FLEET]
+    spec = WorkloadSpec(name="w", tenant="t", jobs=(_job(8),))
+    assert never(spec, spot) is None
+    only = spec.model_copy(update={"capacity": (CapacityKind.ON_DEMAND, CapacityKind.VOLUNTARY)})
+    said = "no region has machines of the kinds of capacity on demand, voluntary, there are spot; name one of these"
+    assert never(only, spot) == said
+    assert "at most 4 fit" in str(never(only, [*spot[:1], replace(FLEET[1], capacity="on_demand"), *spot[2:]]))
 
 
 def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> None:

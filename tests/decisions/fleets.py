@@ -1,10 +1,12 @@
 """Small random regions and requests for RMS, and the pieces from which examples are built."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
 
+from domain.capacity import USUAL
 from domain.scheduling import (
     Holding,
     JobRequest,
@@ -91,6 +93,24 @@ _LIVES = [
     for started_at_s in (0.0, 100.0, 200.5)
     for checkpoint_at_s in (None, 0.0, 400.25, 900.0, 1000.5)
 ]
+_KINDS = (USUAL, USUAL, ("spot",), ("on_demand", "spot", "reserved"), ("voluntary", "reserved"))
+"""On what a gang may run."""
+_TERMS = [
+    (capacity, {"a100": a100, "h100": 2.5}, core)
+    for capacity in ("reserved", "spot", "on_demand", "voluntary")
+    for a100 in (0.0, 1.1, 2.5)
+    for core in (0.0, 0.033)
+]
+"""Of a cluster: its kind of capacity, and prices of GPUs and of a core."""
+
+
+def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, float], float]]) -> MachineState:
+    """A machine with the terms of its cluster."""
+    capacity, gpus, core = terms[machine.cluster]
+    price = gpus[machine.gpu_type] if machine.gpu_type is not None else 0.0
+    return replace(machine, capacity=capacity, gpu_usd_per_h=price, core_usd_per_h=core)
+
+
 _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 2, 4) for with_gpus in (1, 1, 1, 0)]
 
 
@@ -103,6 +123,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         gang.append(JobRequest(f"job{index}", draw(st.integers(1, 5)), gpus, types, cpus_milli, gib * GIB))
     if draw(st.sampled_from((False, False, True))):
         gang = [replace(job, span_clusters=True) for job in gang]
+    kinds = draw(st.sampled_from(_KINDS))
+    gang = [replace(job, capacity=kinds) for job in gang]
     enemies = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
@@ -131,6 +153,7 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         evictable = draw(st.integers(0, 7)) < 7
         workloads.append(RunningWorkload(f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable))
     promised, cordoned = draw(st.sampled_from((0, 0, 0, 1))), draw(st.sampled_from((None, None, None, 0)))
+    terms = {cluster: draw(st.sampled_from(_TERMS)) for cluster in ("c1", "c2")}
     machines = tuple(
         MachineState(
             f"m{index}",
@@ -147,6 +170,7 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         for index, (cluster, rack, gpu_type, gpus, cpus_milli, gib) in enumerate(made)
         if index != cordoned
     )
+    machines = tuple(on_terms(m, terms) for m in machines)
     return RegionSnapshot("here", 1000.0, machines, tuple(workloads))
 
 
@@ -202,6 +226,10 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
         gang.append(JobRequest(f"job{index}", rng.randint(1, 6), gpus, types, cpus_milli, rng.choice((0, 2)) * GIB))
     spanning = Random(seed + 1).choice((0, 0, 1, 3))
     gang = [replace(job, span_clusters=index < spanning) for index, job in enumerate(gang)]
+    other = Random(seed + 3)
+    terms, kinds = {cluster: other.choice(_TERMS) for cluster in ("c1", "c2")}, other.choice(_KINDS)
+    gang = [replace(job, capacity=kinds) for job in gang]
+    machines = [on_terms(m, terms) for m in machines]
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     rank, chance = rng.choice((1, 3, 5)), Random(seed + 2)
     displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []

@@ -9,11 +9,12 @@ from pydantic import TypeAdapter
 from domain.criteria import PlanQuality, markdown
 
 ORDER = (
-    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference", "racks", "machines",
+    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference",
+    "capacity_preference", "usd_per_h", "racks", "machines",
 )  # fmt: skip
 WORST = PlanQuality(
-    victims_by_rank=(1,) * 8, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, type_preference=1, racks=1,
-    machines=1,
+    victims_by_rank=(1,) * 8, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, type_preference=1,
+    capacity_preference=1, usd_per_h=1.0, racks=1, machines=1,
 )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """Bids by example: packing, the choice of victims, lost work and refusals, one rule at a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from domain.capacity import USUAL
 from domain.scheduling import (
     Bid,
     Holding,
@@ -399,6 +401,52 @@ def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
         assert (plan.victims, plan.jobs[0].cluster) == ((victim,), cluster)
     plain = _plan(bid(region(machines, holders[:1]), request(gpu_job(2, 8), rank=1)))
     assert plain.victims == ("more",)
+
+
+def test_the_kind_of_capacity_and_the_price() -> None:
+    """The document's kinds in its order, then the cheaper cluster, then fewer racks; what it does not name is not used.
+
+    A preferred GPU type comes before a preferred kind, and nobody is evicted for either.
+    """
+    machines = [
+        machine("own", cluster="own"),
+        replace(machine("dear", cluster="dear"), capacity="spot", gpu_usd_per_h=2.0, core_usd_per_h=0.05),
+        replace(machine("cheap", cluster="cheap"), capacity="spot", gpu_usd_per_h=1.0),
+        replace(machine("lent", cluster="lent"), capacity="voluntary"),
+        replace(machine("new", gpu_type="h100", cluster="new"), capacity="on_demand", gpu_usd_per_h=9.0),
+    ]
+
+    def chosen(*kinds: str, of: Sequence[MachineState] = machines, types: tuple[str, ...] = ("a100",)) -> str | None:
+        job = JobRequest("j", 2, 2, types, 1000, 0, capacity=kinds or USUAL)
+        plan = bid(region(list(of)), request(job)).plan
+        return None if plan is None else plan.jobs[0].cluster
+
+    assert chosen() == "own"
+    assert chosen("spot", "reserved") == "cheap"
+    assert chosen("spot", of=machines[:2]) == "dear"
+    assert chosen("on_demand") is None
+    assert chosen("voluntary", "spot") == "lent"
+    assert chosen(of=machines[3:4]) is None, "only a document that names it runs on lent machines"
+    assert chosen("spot", "on_demand", types=("h100", "a100")) == "new"
+    plan = _plan(bid(region(machines[1:2]), request(JobRequest("j", 2, 2, ("a100",), 1000, 0))))
+    assert (plan.quality.capacity_preference, plan.quality.usd_per_h) == (2, 8.1)
+    busy = machine("own", used=8, cluster="own")
+    plan = _plan(bid(region([busy, machines[1]], [running("low", ("own", 8))]), request(gpu_job(1, 8))))
+    assert (plan.jobs[0].cluster, plan.victims) == ("dear", ())
+
+
+def test_a_gang_over_several_clusters_is_only_where_it_may_be() -> None:
+    """Clusters of a kind that the document does not name are not among those that a job spans."""
+    machines = [
+        replace(machine(name, 4, cluster=name), capacity=kind, gpu_usd_per_h=price)
+        for name, kind, price in (("a", "reserved", 0.5), ("b", "spot", 1.0), ("c", "voluntary", 0.0))
+    ]
+    holders = [running("lent", ("c", 4))]
+    wide = JobRequest("j", 8, 1, ("a100",), 0, 0, span_clusters=True)
+    plan = _plan(bid(region(machines, holders), request(wide)))
+    assert plan.jobs[0].cluster == "a+b" and plan.victims == ()
+    assert (plan.quality.capacity_preference, plan.quality.usd_per_h) == (2, 6.0)
+    assert bid(region(machines, holders), request(replace(wide, capacity=("reserved", "on_demand")))).plan is None
 
 
 def test_what_it_displaces_goes_first() -> None:

@@ -11,5 +11,6 @@ create or replace function workload_ask(spec jsonb) returns text language sql im
         'tables', nullif(spec -> 'tables', '[]'),
         'allowed', spec -> 'regions_allowed',
         'excluded', nullif(spec -> 'regions_excluded', '[]'),
+        'capacity', spec -> 'capacity',
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
 $$;
