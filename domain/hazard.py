@@ -1,4 +1,4 @@
-"""How often machines of a region are interrupted, by what was seen there."""
+"""How often machines of a cluster are interrupted, by what was seen there."""
 
 FEWEST_INTERRUPTIONS = 3
 FEWEST_MACHINE_H = 1000.0

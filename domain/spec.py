@@ -4,7 +4,9 @@ The user's document (YAML or JSON, `api.documents`) is checked and normalised in
 in the names. Nothing here looks into a command.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from domain.capacity import USUAL, CapacityKind
 from domain.scheduling import JobRequest
@@ -101,6 +103,14 @@ class WorkloadSpec(_Frozen):
     regions_excluded: tuple[str, ...] = ()
     capacity: tuple[CapacityKind, ...] | None = None
     """Kinds of capacity on which it may run, in order of preference; None: `domain.capacity.USUAL`."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a word of capacity where the document has none: so versions of before it read it as well."""
+        body: dict[str, Any] = handler(self)
+        if self.capacity is None:
+            body.pop("capacity", None)
+        return body
 
     def requests(self) -> tuple[JobRequest, ...]:
         """The jobs as the schedulers see them."""

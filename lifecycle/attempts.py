@@ -159,7 +159,8 @@ def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
     out = dict.fromkeys(Phase, frozenset[Phase]())
     for phase in QUEUED_PHASES:  # An award, the end of a wait that was too long, or the user's cancellation.
         out[phase] = frozenset({*_shown_by(table, FIRST), Phase.FAILED, Phase.CANCELLED})
-    earlier: set[Phase] = set()
+    # A successor that cannot go on winds the attempt up, whatever phase it shows.
+    earlier: set[Phase] = set(END_PHASES[End.WOUND_UP])
     for step, row in table.items():
         if row.phase is None:
             continue

@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Choices of victims for one kind of job, by type and cluster, each good for one version of the cluster.
+    """Choices of victims for one kind of job, by class of places and cluster, each good for one version of the cluster.
 
     A choice depends on nothing but the job, its rank and the cluster. Queues repeat themselves, and an award changes a
     cluster or two, so in a large region nearly all choices are known.

@@ -196,6 +196,10 @@ class Region:
         """Numbers of the clusters of machines, each once, ascending."""
         return sorted({self._layout.cluster(row) for row in rows.tolist()})
 
+    def cluster_of(self, row: int) -> int:
+        """The number of a machine's cluster."""
+        return self._layout.cluster(row)
+
     def machines_of(self, cluster: int, rows: I4) -> B1:
         """Which of `rows` are machines of a cluster."""
         columns = self._layout.machines

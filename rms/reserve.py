@@ -90,7 +90,7 @@ def reserve(
 def reserve_again(
     planner: Planner, request: PlacementRequest, expected_s: F8, needs: Mapping[str, I8], latest_s: float = np.inf
 ) -> Reservation | None:
-    """The same machines as in an earlier pass, by id; None: not until `latest_s`, or one of them is not there now.
+    """The same machines as in an earlier pass, by id; None: not until `latest_s`, or one is not there for it now.
 
     Expected ends that are guesses change from pass to pass. A gang that went after them, from machine to machine, would
     leave behind each time what had been kept for it, and might never start.
@@ -99,9 +99,10 @@ def reserve_again(
     ends_s = _ends_for(planner, request, expected_s)
     starts_at_s = region.now_s
     rows: dict[int, I8] = {}
+    allowed = [region.choices(job).anywhere for job in request.jobs]
     for machine, need in needs.items():
         row = region.row(machine)
-        if row is None:
+        if row is None or not any(clusters[region.cluster_of(row)] for clusters in allowed):
             return None
         rows[row] = need
         lacking = need - region.machines.free[:, row]

@@ -100,14 +100,18 @@ def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[T
 # -------------------------------------------------------------------------------------------------------------- draws
 
 
+_Kind = tuple[str, str | None, int, int, int]
+"""Kind of capacity, GPU type, GPUs, thousandths of a core and bytes of memory of a machine."""
+
+
 class Hardware:
     """What the fleet could hold if it were empty: for each kind of task, by region."""
 
     def __init__(self, machines: Mapping[str, tuple[MachineState, ...]]) -> None:
         self.supply = supply(machines)
         self.regions = tuple(sorted(machines))
-        self._kinds: dict[tuple[str, str], dict[tuple[str | None, int, int, int], int]] = {}
-        self._merged: dict[str, dict[tuple[str | None, int, int, int], int]] = {}
+        self._kinds: dict[tuple[str, str], dict[_Kind, int]] = {}
+        self._merged: dict[str, dict[_Kind, int]] = {}
         """Of all clusters of a region."""
         for region, states in machines.items():
             for m in states:
@@ -115,12 +119,18 @@ class Hardware:
                     self._kinds.setdefault((region, m.cluster), defaultdict(int)),
                     self._merged.setdefault(region, defaultdict(int)),
                 ):
-                    kinds[m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes] += 1
+                    kinds[m.capacity, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes] += 1
         self._known: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
 
     def clusters_for(self, job: JobRequest) -> tuple[tuple[str, str], ...]:
-        """The (region, cluster) pairs that could hold all tasks of a job on machines of one of its GPU types."""
-        key = (job.tasks, job.gpus_per_task, job.gpu_types, job.cpus_milli_per_task, job.memory_bytes_per_task)
+        """The (region, cluster) pairs that could hold all tasks of a job on machines of one of its GPU types.
+
+        Only machines of its kinds of capacity count.
+        """
+        key = (
+            job.tasks, job.gpus_per_task, job.gpu_types, job.cpus_milli_per_task, job.memory_bytes_per_task,
+            job.capacity,
+        )  # fmt: skip
         if key not in self._known:
             self._known[key] = tuple(sorted(place for place, kinds in self._kinds.items() if _holds(kinds, job)))
         return self._known[key]
@@ -140,10 +150,12 @@ class Hardware:
         return bool(able) and able.isdisjoint(workload.regions)
 
 
-def _holds(kinds: Mapping[tuple[str | None, int, int, int], int], job: JobRequest) -> bool:
+def _holds(kinds: Mapping[_Kind, int], job: JobRequest) -> bool:
     wants = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
     room: dict[str | None, int] = defaultdict(int)
-    for (gpu_type, *amounts), count in kinds.items():
+    for (capacity, gpu_type, *amounts), count in kinds.items():
+        if capacity not in job.capacity:
+            continue
         fit = min(amount // want for amount, want in zip(amounts, wants, strict=True) if want)
         room[gpu_type if job.gpus_per_task else None] += count * fit
     types: tuple[str | None, ...] = job.gpu_types if job.gpus_per_task else (None,)

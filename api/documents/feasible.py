@@ -44,8 +44,8 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
             if machines.capacity in spec.kinds:
                 regions[machines.region].append(machines)
     if kinds and not regions:
-        asked, there = (", ".join(names).replace("_", " ") for names in (spec.kinds, sorted(kinds)))
-        return f"no region has machines of the kinds of capacity {asked}, there are {there}; name one of these"
+        asked, there = (", ".join(names) for names in (spec.kinds, sorted(kinds)))
+        return f"no region has machines of the kinds {asked}, there are {there}; name one of these under capacity"
     if not regions:
         return None
     for job in spec.jobs:

@@ -18,6 +18,7 @@ from infra.db.costs import costs
 router = Router(prefix="/v1", tags=["fleet"])
 _USUAL_DAYS = 7
 _MOST_DAYS = 400
+_FIRST_DAY, _LAST_DAY = date(2000, 1, 1), date(2999, 12, 31)
 
 
 class CostView(View):
@@ -43,9 +44,12 @@ def list_costs(
     state: StateOf,
     caller: Viewer,
     since: Annotated[
-        date | None, Query(alias="from", description="First day (UTC); 7 days with today by default")
+        date | None,
+        Query(alias="from", ge=_FIRST_DAY, le=_LAST_DAY, description="First day (UTC); 7 days with today by default"),
     ] = None,
-    until: Annotated[date | None, Query(alias="to", description="Last day (UTC); today by default")] = None,
+    until: Annotated[
+        date | None, Query(alias="to", ge=_FIRST_DAY, le=_LAST_DAY, description="Last day (UTC); today by default")
+    ] = None,
     tenant: Annotated[Name | None, Query(description="Only this tenant's")] = None,
 ) -> CostList:
     """All that workloads held, at the prices of their clusters (`PATCH /v1/clusters/{region}/{name}`).

@@ -1,7 +1,8 @@
 """What workloads cost: the hours of all that they held, at the prices that their clusters had then.
 
 An attempt costs from the moment in which it holds all that it was awarded on a machine until it gives that up: also
-while its tasks are prepared, and while they save. Hours without a known price cost nothing, and are counted by
+while its tasks are prepared, and while they save for an eviction (not where a platform takes a machine: it is released
+then at once). Hours without a known price cost nothing, and are counted by
 themselves.
 """
 
@@ -38,7 +39,9 @@ _COSTS = """
                split_part(l.machine, '/', 1) as region, split_part(l.machine, '/', 2) as cluster,
                greatest(l.held_at, :since) as begun_at, least(coalesce(l.released_at, now()), :until) as ended_at
         from allocation as l
-        where l.held_at < :until and (l.released_at is null or l.released_at > :since) {which}
+        where (l.workload, l.attempt) in (
+            select a.workload, a.attempt from attempt as a where a.released_at is null or a.released_at > :since)
+          and l.held_at < :until and (l.released_at is null or l.released_at > :since) {which}
     ), typed as (
         select distinct a.workload, a.attempt, machine ->> 0 as machine, job ->> 'gpu_type' as gpu_type
         from (select distinct workload, attempt from held where gpus > 0) as own
@@ -53,7 +56,7 @@ _COSTS = """
         from held join typed using (workload, attempt, machine) where gpus > 0
     ), price as (
         select *, lead(since, 1, 'infinity') over (partition by region, cluster order by since) as until
-        from cluster_price
+        from cluster_price where (region, cluster) in (select region, cluster from used)
     ), piece as (
         select u.workload, u.resource, u.many, p.capacity, (p.prices ->> u.resource)::float8 as price,
                greatest(u.begun_at, p.since) as begun_at, least(u.ended_at, p.until) as ended_at

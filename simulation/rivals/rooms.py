@@ -19,7 +19,7 @@ class Pool:
 
     def __init__(self, region: str, ledger: Ledger, machines: Sequence[MachineState]) -> None:
         self.region, self.ledger = region, ledger
-        self.gpu_type, self.cluster = machines[0].gpu_type, machines[0].cluster
+        self.gpu_type, self.cluster, self.capacity = machines[0].gpu_type, machines[0].cluster, machines[0].capacity
         self.ids = [m.id for m in machines]
         self.row = {id_: row for row, id_ in enumerate(self.ids)}
         self.free: Ints = np.array([ledger.free[id_] for id_ in self.ids], np.int64).T
@@ -38,8 +38,8 @@ class Pool:
         return self.takes(job) and int(tasks_by_machine(self.size, job).sum()) >= job.tasks
 
     def takes(self, job: JobRequest) -> bool:
-        """Whether it has the GPU type of a job, or the job needs none."""
-        return not job.gpus_per_task or self.gpu_type in job.gpu_types
+        """Whether it is of a job's kinds of capacity, and has its GPU type if it needs one."""
+        return self.capacity in job.capacity and (not job.gpus_per_task or self.gpu_type in job.gpu_types)
 
     def fits(self, job: JobRequest, free: Ints) -> bool:
         """Whether all tasks of a job fit into `free`, shape (3, machines)."""

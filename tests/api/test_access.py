@@ -27,7 +27,7 @@ SHARED = {
     "/v1/tables/{name}/partitions",
 }  # fmt: skip
 """What every key may read: the fleet and the tables belong to nobody."""
-LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit"}
+LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
 """What is narrowed to the caller's tenant."""
 BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/workloads"): document(),

@@ -62,7 +62,7 @@ def test_machines_of_another_kind_of_capacity_do_not_count() -> None:
     spec = WorkloadSpec(name="w", tenant="t", jobs=(_job(8),))
     assert never(spec, spot) is None
     only = spec.model_copy(update={"capacity": (CapacityKind.ON_DEMAND, CapacityKind.VOLUNTARY)})
-    said = "no region has machines of the kinds of capacity on demand, voluntary, there are spot; name one of these"
+    said = "no region has machines of the kinds on_demand, voluntary, there are spot; name one of these under capacity"
     assert never(only, spot) == said
     assert "at most 4 fit" in str(never(only, [*spot[:1], replace(FLEET[1], capacity="on_demand"), *spot[2:]]))
 

@@ -339,6 +339,20 @@ def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() ->
     assert regions == ["b", "b", "a"]
 
 
+def test_a_reservation_ends_where_the_gang_may_not_run_any_more() -> None:
+    """Its cluster's machines are lent now, which the gang does not want: they are everybody's who does."""
+    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
+    lent = _small("lent")
+    lent = replace(lent, request=replace(lent.request, jobs=(replace(gpu_job(1, 4), capacity=("voluntary",)),)))
+    assert market.place([_LARGE])[0].starts_at_s == _ENDS_S
+    for one in _half_busy().machines:
+        market.regions["here"].put_machine(replace(one, capacity="voluntary"))
+    market.open(1000.0)
+    large, other = market.place([_LARGE, lent])
+    assert large.starts_at_s is None
+    assert other.plan is not None
+
+
 def test_the_region_that_can_start_it_soonest() -> None:
     """It reserves where it would start first; what is reserved elsewhere stays in everybody's reach."""
     later = replace(_half_busy().running[0], ends_by_s=9000.0)

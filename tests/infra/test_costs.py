@@ -134,6 +134,20 @@ def test_prices_are_kept_from_each_change_on(database: Engine) -> None:
         assert first is True
 
 
+def test_a_cluster_that_comes_back_has_no_old_prices(database: Engine) -> None:
+    """A region is removed with its clusters, and made again: what it cost before stays, and does not go on."""
+    with transaction(database) as session:
+        session.add(Region(name="r", bucket_url="file:///x"))
+        session.flush()
+        session.add(Cluster(region="r", name="c", capacity="spot", prices={"a": 2.0}))
+        session.flush()
+        session.execute(text("delete from cluster"))
+        session.add(Cluster(region="r", name="c"))
+        session.flush()
+        kept = select(ClusterPrice.prices, ClusterPrice.capacity).order_by(ClusterPrice.since)
+        assert session.execute(kept).all() == [({}, "spot"), ({"a": 2.0}, "spot"), ({}, "reserved")]
+
+
 def test_another_kind_of_capacity_is_refused(database: Engine) -> None:
     """The database names the kinds that the code has."""
     assert {kind.value for kind in CapacityKind} == {"reserved", "on_demand", "spot", "voluntary"}

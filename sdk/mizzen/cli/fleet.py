@@ -258,7 +258,7 @@ def costs(session: Session, first: datetime | None, last: datetime | None, tenan
     """
     first_day, last_day = (None if day is None else day.date().isoformat() for day in (first, last))
     items = session.client.costs(first_day, last_day, tenant)
-    emit_list(session, items, _COST_COLUMNS)
+    emit_list(session, items, _COST_COLUMNS, name=lambda c: f"{c['day']}/{c['tenant']}/{c['capacity']}/{c['resource']}")
     if items and session.output in ("table", "wide"):
         say(f"{words.usd(sum(item['usd'] for item in items))} in all")
 

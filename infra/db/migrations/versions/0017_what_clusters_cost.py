@@ -20,12 +20,12 @@ begin
     if tg_op = 'INSERT' then
         insert into cluster_price (region, cluster, since, capacity, prices)
         values (new.region, new.name, '-infinity', new.capacity, '{}') on conflict do nothing;
-        if new.prices = '{}' then
+        if found and new.prices = '{}' then
             return null;
         end if;
     end if;
     insert into cluster_price (region, cluster, since, capacity, prices)
-    values (new.region, new.name, now(), new.capacity, new.prices)
+    values (new.region, new.name, clock_timestamp(), new.capacity, new.prices)
     on conflict (region, cluster, since) do update set capacity = excluded.capacity, prices = excluded.prices;
     return null;
 end $$;

@@ -51,3 +51,5 @@ def downgrade() -> None:
     """Undoes this revision."""
     op.execute("drop trigger cluster_changed on cluster; drop function cluster_changed")
     op.execute(_ASK_BEFORE)
+    # Earlier versions refuse a specification with a word that they do not know.
+    op.execute("update workload set spec = spec - 'capacity' where jsonb_exists(spec, 'capacity')")
