@@ -76,8 +76,8 @@ _COST_COLUMNS = (
     Column("TENANT", lambda c: c["tenant"]),
     Column("CAPACITY", lambda c: c["capacity"].replace("_", " "), drop=2),
     Column("RESOURCE", lambda c: c["resource"]),
-    Column("HOURS", lambda c: f"{c['hours']:.2f}", right=True),
-    Column("NO PRICE", lambda c: f"{c['unpriced_h']:.2f}" if c["unpriced_h"] else None, right=True, drop=3),
+    Column("HOURS", lambda c: words.hours(c["hours"]), right=True),
+    Column("NO PRICE", lambda c: words.hours(c["unpriced_h"]) if c["unpriced_h"] else None, right=True, drop=3),
     Column("COST", lambda c: words.usd(c["usd"]), right=True),
 )
 

@@ -69,7 +69,7 @@ def _cost(workload: Mapping[str, Any]) -> str | None:
     usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
     if not usd:  # Where no cluster has a price, nobody wants to know how long it had none.
         return None
-    return f"{words.usd(usd)}{f', and {unpriced_h:.1f} h without a price' if unpriced_h else ''}"
+    return f"{words.usd(usd)}{f', and {words.hours(unpriced_h)} h without a price' if unpriced_h else ''}"
 
 
 def _tables(workload: Mapping[str, Any]) -> Iterator[str]:

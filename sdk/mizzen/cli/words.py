@@ -67,6 +67,11 @@ def clock(text: str) -> str:
     return instant(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def hours(amount: float) -> str:
+    """`1,234.5`; less than an hour in four digits."""
+    return f"{amount:,.1f}" if amount >= 1 else f"{amount:.4f}"
+
+
 def usd(amount: float | None) -> str | None:
     """`$12.30`; less than a cent in four digits."""
     if amount is None:
