@@ -117,7 +117,7 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
         return launch.model_copy(update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri})})
 
     first = launch_of(1, "id -u; echo mine > mine; echo saved > ${MIZZEN_CHECKPOINT_URI#file://}/c")
-    lab.write(first)
+    key = lab.write(first)
     (checkpoints / first.workload_id).mkdir(parents=True)
     (checkpoints / first.workload_id / "copied").write_text("by a worker")
     own = lab.folder_of(first, config).path
@@ -130,7 +130,7 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
         own / "work" / "mine",
         checkpoints / first.workload_id / "c",
         checkpoints / first.workload_id / "copied",
-        lab.folder / "bucket" / "launches" / first.workload_id / "1.json",
+        lab.folder / "bucket" / key,
     ]
     tries = "; ".join(f"cat {path} 2>/dev/null && echo read {path}" for path in closed)
     second = launch_of(2, f"id -u; {tries}; ls {lab.folder} / /root 2>/dev/null | grep -c key || true")
