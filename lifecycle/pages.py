@@ -10,8 +10,8 @@ from lifecycle.endings import ENDINGS
 def picture(following: Mapping[Phase, frozenset[Phase]]) -> str:
     """The phases and which may follow which. `following` as `lifecycle.attempts.NEXT_PHASES`.
 
-    Those that wait in the queue are in one box, those of an attempt in another: what may follow any phase of a box has
-    one arrow from the box.
+    The queued phases are in one box, the phases of an attempt in another. A phase that may follow every phase of a box
+    has one arrow from the box.
     """
     boxes = {"queued": QUEUED_PHASES, "placed": PLACED_PHASES}
     lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]

@@ -122,7 +122,7 @@ def place(machines: Machines, need: Need, free: I8, first: int, last: int, middl
 
 @compiled
 def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
-    """The best plan that evicts nobody: preferred class of places, then fewer racks, fewer machines, cluster.
+    """The best plan without evictions: the most preferred class of places, then fewer racks, fewer machines, cluster.
 
     Returns the class (`NOWHERE`: there is no plan), its cluster, and its numbers of machines and racks. The plan is in
     `out.best_machine` and `out.best_tasks`.

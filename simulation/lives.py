@@ -1,4 +1,4 @@
-"""What becomes of each workload, by the table of steps that live workflows follow too; and who is told."""
+"""What becomes of each workload, by the table of steps that live workflows follow, and what the queue hears of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 """What workloads cost: the hours of all that they held, at the prices that their clusters had then.
 
 An attempt costs from the moment in which it holds all that it was awarded on a machine until it gives that up: also
-while its tasks are prepared, and while they save for an eviction (not where a platform takes a machine: it is released
-then at once). Hours without a known price cost nothing, and are counted by
-themselves.
+while its tasks are prepared, and while they save for an eviction. Where a platform takes a machine, the attempt gives
+up its machines before the tasks save. Hours without a known price cost nothing, and are counted separately.
 """
 
 from collections.abc import Sequence

@@ -209,7 +209,7 @@ def test_an_attempt_whose_tasks_may_run_is_not_released_as_unstarted(fleet: Worl
 def test_a_single_machine_may_run_tasks_as_soon_as_it_is_awarded(fleet: World) -> None:
     """It is asked to start them while that is written: an attempt that is only placed is not released as unstarted.
 
-    One that still waits for its victims' slots is: nobody was asked for anything.
+    One that still waits for its victims' slots is: no machine was asked for anything.
     """
     victims = [fleet.running(job(), level=5) for _ in range(2)]
     waiting = fleet.submit(job())

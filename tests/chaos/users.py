@@ -224,7 +224,7 @@ class Users:
             cursor = f"&cursor={page['next_cursor']}"
 
     def save_events(self, path: Path) -> None:
-        """Writes the stream of all events, from the first one on: what mizzen says, for whoever looks for a cause."""
+        """Writes the stream of all events, from the first one on, to look for causes in."""
         with self._http.stream("GET", "/events?follow=false", timeout=60.0) as answer, path.open("wb") as file:
             for block in answer.iter_bytes():
                 file.write(block)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from domain.capacity import USUAL
 from domain.scheduling import (
+    Bid,
     Holding,
     JobRequest,
     MachineState,
     PlacementRequest,
+    Plan,
     RegionSnapshot,
     RunningWorkload,
 )
@@ -62,6 +64,12 @@ def gpu_job(tasks: int, gpus: int, *types: str, name: str = "train") -> JobReque
 def request(*jobs: JobRequest, rank: int = 1, may_not_evict: frozenset[str] = frozenset()) -> PlacementRequest:
     """A request of the workload `new`."""
     return PlacementRequest("new", rank, jobs, may_not_evict)
+
+
+def plan_of(answer: Bid) -> Plan:
+    """The plan of a bid, which must have one."""
+    assert answer.plan is not None, [str(reason) for reason in answer.reasons]
+    return answer.plan
 
 
 # Each list is one draw: few draws make examples cheap, and what comes first is what a failure shrinks to.

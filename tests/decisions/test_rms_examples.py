@@ -1,11 +1,9 @@
 """Bids by example: packing, the choice of victims, lost work and refusals, one rule at a time."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from domain.capacity import USUAL
 from domain.scheduling import (
     Bid,
     Holding,
@@ -21,17 +19,12 @@ from rms.gang import Planner
 from rms.reference import best
 from rms.region import Region
 
-from .fleets import GIB, gpu_job, machine, region, request, running
-
-
-def _plan(answer: Bid) -> Plan:
-    assert answer.plan is not None, [str(reason) for reason in answer.reasons]
-    return answer.plan
+from .fleets import GIB, gpu_job, machine, plan_of, region, request, running
 
 
 def _machines(answer: Bid) -> dict[str, int]:
     """Machines of the only job."""
-    (placement,) = _plan(answer).jobs
+    (placement,) = plan_of(answer).jobs
     return dict(placement.machines)
 
 
@@ -80,7 +73,7 @@ def test_a_job_without_gpus_leaves_gpu_machines_alone() -> None:
     """CPU tasks go to machines without GPUs, and to others only where those do not suffice."""
     machines = [machine("gpu", cpus_milli=8000), machine("cpu", 0, gpu_type=None, cpus_milli=4000)]
     job = JobRequest("load", 2, 0, (), 2000, GIB)
-    few = _plan(bid(region(machines), request(job)))
+    few = plan_of(bid(region(machines), request(job)))
     assert few.jobs[0].machines == (("cpu", 2),) and few.jobs[0].gpu_type is None
     assert _machines(bid(region(machines), request(JobRequest("load", 3, 0, (), 2000, GIB)))) == {"gpu": 3}
 
@@ -97,7 +90,7 @@ def test_a_job_stays_in_one_cluster_and_jobs_may_be_in_two() -> None:
     """Two jobs of four GPUs fit two clusters of four; one job of eight does not."""
     machines = [machine("m1", 4, cluster="c1"), machine("m2", 4, cluster="c2")]
     two = request(gpu_job(4, 1, name="one"), gpu_job(4, 1, name="two"))
-    assert [p.cluster for p in _plan(bid(region(machines), two)).jobs] == ["c1", "c2"]
+    assert [p.cluster for p in plan_of(bid(region(machines), two)).jobs] == ["c1", "c2"]
     assert bid(region(machines), request(gpu_job(8, 1))).plan is None
 
 
@@ -112,7 +105,7 @@ def test_ten_gpus_from_four_five_and_twelve() -> None:
         running("five", ("m2", 5), started_at_s=2.0),
         running("twelve", ("m1", 12), started_at_s=3.0),
     ]
-    plan = _plan(bid(region(machines, workloads), request(gpu_job(10, 1))))
+    plan = plan_of(bid(region(machines, workloads), request(gpu_job(10, 1))))
     assert plan.victims == ("twelve",)
     assert plan.jobs[0].machines == (("m1", 10),)
 
@@ -125,7 +118,7 @@ def test_a_job_without_gpus_measures_victims_by_their_cpus() -> None:
         RunningWorkload("cpus", 8, 2.0, (Holding("m", 1, 40_000, 0),), 0.0),
     )
     snapshot = RegionSnapshot("here", 1000.0, (place,), workloads)
-    assert _plan(bid(snapshot, request(JobRequest("load", 5, 0, (), 8000, 0)))).victims == ("cpus",)
+    assert plan_of(bid(snapshot, request(JobRequest("load", 5, 0, (), 8000, 0)))).victims == ("cpus",)
 
 
 def test_an_overdrawn_machine_takes_nothing_from_the_others() -> None:
@@ -137,15 +130,15 @@ def test_the_lowest_priority_goes_first() -> None:
     """Over-quota before level 7 before level 6, however long they ran."""
     machines = [machine(f"m{rank}", used=8) for rank in (6, 7, 8)]
     workloads = [running(f"w{rank}", (f"m{rank}", 8), rank=rank, started_at_s=rank) for rank in (6, 7, 8)]
-    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("w8",)
-    assert _plan(bid(region(machines, workloads), request(gpu_job(2, 8)))).victims == ("w7", "w8")
+    assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("w8",)
+    assert plan_of(bid(region(machines, workloads), request(gpu_job(2, 8)))).victims == ("w7", "w8")
 
 
 def test_of_equal_priority_the_longest_running_goes() -> None:
     """Newly started workloads are spared."""
     machines = [machine("m1", used=8), machine("m2", used=8)]
     workloads = [running("new", ("m1", 8), started_at_s=500.0), running("old", ("m2", 8), started_at_s=5.0)]
-    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("old",)
+    assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("old",)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +163,9 @@ def test_who_is_immune_is_not_evicted() -> None:
     """While `second`, which evicted `first`, is immune to it, not even a rise above it lets `first` evict `second`."""
     place = [machine("m", used=8)]
     second = bid(region(place, [running("first", ("m", 8), rank=8)]), request(gpu_job(1, 8), rank=5))
-    assert _plan(second).victims == ("first",)
+    assert plan_of(second).victims == ("first",)
     now = region(place, [running("second", ("m", 8), rank=5)])
-    assert _plan(bid(now, request(gpu_job(1, 8), rank=2))).victims == ("second",)
+    assert plan_of(bid(now, request(gpu_job(1, 8), rank=2))).victims == ("second",)
     back = request(gpu_job(1, 8), rank=2, may_not_evict=frozenset({"second"}))
     assert bid(now, back).plan is None
 
@@ -182,14 +175,14 @@ def test_memory_and_cpus_count_too() -> None:
     place = MachineState("m", "c1", "r1", "a100", 8, 4, 64_000, 0, 64_000, 64 * GIB)
     hog = RunningWorkload("hog", 8, 0.0, (Holding("m", 4, 0, 64 * GIB),), 0.0)
     job = JobRequest("train", 1, 1, ("a100",), 0, GIB)
-    assert _plan(bid(region([place], [hog]), request(job))).victims == ("hog",)
+    assert plan_of(bid(region([place], [hog]), request(job))).victims == ("hog",)
 
 
 def test_a_cluster_where_less_work_is_lost() -> None:
     """Between victims of equal priority in two clusters the one with the fresher checkpoint goes."""
     machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2")]
     workloads = [running("stale", ("m1", 8), checkpoint_at_s=100.0), running("fresh", ("m2", 8), checkpoint_at_s=990.0)]
-    plan = _plan(bid(region(machines, workloads), request(gpu_job(1, 8))))
+    plan = plan_of(bid(region(machines, workloads), request(gpu_job(1, 8))))
     assert plan.victims == ("fresh",)
     assert plan.quality.lost_gpu_s == 80.0
 
@@ -199,7 +192,7 @@ def test_what_a_victim_holds_elsewhere_serves_the_next_job() -> None:
     machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2", gpu_type="h100")]
     wide = running("wide", ("m1", 8), ("m2", 8))
     two = request(gpu_job(1, 8, name="one"), gpu_job(1, 8, "h100", name="two"))
-    plan = _plan(bid(region(machines, [wide]), two))
+    plan = plan_of(bid(region(machines, [wide]), two))
     assert plan.victims == ("wide",)
     assert [p.machines for p in plan.jobs] == [(("m1", 1),), (("m2", 1),)]
 
@@ -212,7 +205,7 @@ def test_a_victim_that_a_later_job_makes_needless_is_spared() -> None:
         running("wide", ("m2", 8), ("m3", 4), rank=7, started_at_s=2.0),
     ]
     two = request(gpu_job(1, 4, name="one"), gpu_job(1, 4, "h100", name="two"))
-    plan = _plan(bid(region(machines, workloads), two))
+    plan = plan_of(bid(region(machines, workloads), two))
     assert plan.victims == ("wide",)
     assert [p.machines for p in plan.jobs] == [(("m2", 1),), (("m3", 1),)]
 
@@ -225,7 +218,7 @@ def test_a_plan_anew_that_would_block_a_later_job_is_not_taken() -> None:
         machine("b1", 8, used=8, cluster="b", memory_bytes=128 * GIB),
     ]
     large = JobRequest("large", 1, 8, ("a100",), 0, 100 * GIB)
-    plan = _plan(bid(region(machines, [running("w", ("b1", 8))]), request(gpu_job(8, 1, name="spread"), large)))
+    plan = plan_of(bid(region(machines, [running("w", ("b1", 8))]), request(gpu_job(8, 1, name="spread"), large)))
     assert [p.machines for p in plan.jobs] == [(("a1", 4), ("a2", 4)), (("b1", 1),)]
     assert plan.victims == ("w",)
 
@@ -294,7 +287,7 @@ def test_silence_does_not_pay() -> None:
         _silent(("m2", 8)),
         running("other", ("m3", 8), checkpoint_at_s=900.0),
     ]
-    assert _plan(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("silent",)
+    assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("silent",)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -344,7 +337,7 @@ def test_the_best_plan_is_the_one_that_comes_first() -> None:
 
     def offer(name: str, *workloads: RunningWorkload) -> Plan:
         made = region([machine("m", used=8 if workloads else 0)], list(workloads))
-        return _plan(bid(RegionSnapshot(name, 1000.0, made.machines, made.running), request(gpu_job(1, 8))))
+        return plan_of(bid(RegionSnapshot(name, 1000.0, made.machines, made.running), request(gpu_job(1, 8))))
 
     costly = offer("a", running("w", ("m", 8), checkpoint_at_s=0.0))
     cheap = offer("b", running("w", ("m", 8), checkpoint_at_s=999.0))
@@ -355,98 +348,7 @@ def test_the_best_plan_is_the_one_that_comes_first() -> None:
     assert best([twin, cheap, free, costly]) is twin
 
 
-# ----------------------------------------------------------------------------------------------------- several clusters
-
-
-def _two_clusters(*, used: int = 0) -> RegionSnapshot:
-    return region(
-        [machine("c1-m", used=used, cluster="c1"), machine("c2-m", cluster="c2")], [running("low", ("c1-m", used))]
-    )
-
-
-def test_tasks_span_clusters_only_where_the_job_allows_it() -> None:
-    """What no cluster can take whole goes over several if the job says so, and is no hardware for it otherwise."""
-    wide = gpu_job(2, 8)
-    assert bid(_two_clusters(), request(wide)).plan is None
-    plan = _plan(bid(_two_clusters(), request(replace(wide, span_clusters=True))))
-    assert [(j.cluster, j.machines) for j in plan.jobs] == [("c1+c2", (("c1-m", 1), ("c2-m", 1)))]
-    assert plan.quality.spanning == 1
-
-
-def test_spanning_is_the_last_resort() -> None:
-    """A gang goes over several clusters only where no single one can take it, but before anybody is evicted for it."""
-    wide = replace(gpu_job(2, 4), span_clusters=True)
-    used = machine("c1-m", used=4, cluster="c1")
-    whole = [used, machine("c2-m", cluster="c2", gpu_type="h100")]
-    plan = _plan(bid(region(whole), request(replace(wide, gpu_types=("a100", "h100")))))
-    assert (plan.jobs[0].cluster, plan.jobs[0].gpu_type) == ("c2", "h100")
-    parts = [used, machine("c2-m", used=4, cluster="c2")]
-    plan = _plan(bid(region(parts, [running("low", ("c1-m", 4))]), request(wide)))
-    assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ())
-    plan = _plan(bid(_two_clusters(used=8), request(replace(gpu_job(2, 8), span_clusters=True))))
-    assert (plan.jobs[0].cluster, plan.victims) == ("c1+c2", ("low",))
-
-
-def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
-    """Where one cluster costs a victim of level 4 and several only one of level 7 a gang spans; at equal cost not."""
-    machines = [
-        machine("a1", cluster="a"),
-        machine("a2", used=8, cluster="a"),
-        machine("b1", used=8, cluster="b"),
-    ]
-    wide = replace(gpu_job(2, 8), span_clusters=True)
-    for rank, victim, cluster in ((7, "less", "a+b"), (4, "more", "a"), (3, "more", "a")):
-        holders = [running("more", ("a2", 8), rank=4), running("less", ("b1", 8), rank=rank)]
-        plan = _plan(bid(region(machines, holders), request(wide, rank=1)))
-        assert (plan.victims, plan.jobs[0].cluster) == ((victim,), cluster)
-    plain = _plan(bid(region(machines, holders[:1]), request(gpu_job(2, 8), rank=1)))
-    assert plain.victims == ("more",)
-
-
-def test_the_kind_of_capacity_and_the_price() -> None:
-    """The document's kinds in its order, then the cheaper cluster, then fewer racks; what it does not name is not used.
-
-    A preferred GPU type comes before a preferred kind, and nobody is evicted for either.
-    """
-    machines = [
-        machine("own", cluster="own"),
-        replace(machine("dear", cluster="dear"), capacity="spot", gpu_usd_per_h=2.0, core_usd_per_h=0.05),
-        replace(machine("cheap", cluster="cheap"), capacity="spot", gpu_usd_per_h=1.0),
-        replace(machine("lent", cluster="lent"), capacity="voluntary"),
-        replace(machine("new", gpu_type="h100", cluster="new"), capacity="on_demand", gpu_usd_per_h=9.0),
-    ]
-
-    def chosen(*kinds: str, of: Sequence[MachineState] = machines, types: tuple[str, ...] = ("a100",)) -> str | None:
-        job = JobRequest("j", 2, 2, types, 1000, 0, capacity=kinds or USUAL)
-        plan = bid(region(list(of)), request(job)).plan
-        return None if plan is None else plan.jobs[0].cluster
-
-    assert chosen() == "own"
-    assert chosen("spot", "reserved") == "cheap"
-    assert chosen("spot", of=machines[:2]) == "dear"
-    assert chosen("on_demand") is None
-    assert chosen("voluntary", "spot") == "lent"
-    assert chosen(of=machines[3:4]) is None, "only a document that names it runs on lent machines"
-    assert chosen("spot", "on_demand", types=("h100", "a100")) == "new"
-    plan = _plan(bid(region(machines[1:2]), request(JobRequest("j", 2, 2, ("a100",), 1000, 0))))
-    assert (plan.quality.capacity_preference, plan.quality.usd_per_h) == (2, 8.1)
-    busy = machine("own", used=8, cluster="own")
-    plan = _plan(bid(region([busy, machines[1]], [running("low", ("own", 8))]), request(gpu_job(1, 8))))
-    assert (plan.jobs[0].cluster, plan.victims) == ("dear", ())
-
-
-def test_a_gang_over_several_clusters_is_only_where_it_may_be() -> None:
-    """Clusters of a kind that the document does not name are not among those that a job spans."""
-    machines = [
-        replace(machine(name, 4, cluster=name), capacity=kind, gpu_usd_per_h=price)
-        for name, kind, price in (("a", "reserved", 0.5), ("b", "spot", 1.0), ("c", "voluntary", 0.0))
-    ]
-    holders = [running("lent", ("c", 4))]
-    wide = JobRequest("j", 8, 1, ("a100",), 0, 0, span_clusters=True)
-    plan = _plan(bid(region(machines, holders), request(wide)))
-    assert plan.jobs[0].cluster == "a+b" and plan.victims == ()
-    assert (plan.quality.capacity_preference, plan.quality.usd_per_h) == (2, 6.0)
-    assert bid(region(machines, holders), request(replace(wide, capacity=("reserved", "on_demand")))).plan is None
+# ------------------------------------------------------------------------------------------------ what is displaced
 
 
 def test_what_it_displaces_goes_first() -> None:

@@ -10,7 +10,7 @@ from tests.workflows.stories import PATHS
 TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_leaving, test_loading)
 
 NEVER_MADE = {
-    # Only by a workflow that replaces another and cannot go on, where tasks that nobody had noted have failed.
+    # Only by a workflow that replaces another and cannot go on, after tasks failed whose start was not written down.
     (Phase.PLACING, Phase.FAILED),
     (Phase.MIGRATING, Phase.FAILED),
     # By the database alone, for workloads that wait in the queue too long (`infra.db.ending`).

@@ -67,7 +67,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 def _cost(workload: Mapping[str, Any]) -> str | None:
     usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
-    if not usd:  # Where no cluster has a price, nobody wants to know how long it had none.
+    if not usd:  # Without any prices, hours without a price say nothing.
         return None
     return f"{words.usd(usd)}{f', and {words.hours(unpriced_h)} h without a price' if unpriced_h else ''}"
 
