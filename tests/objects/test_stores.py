@@ -102,6 +102,34 @@ def test_what_is_not_in_memory_is_read_by_one_thread_at_a_time(
     assert most[0] > 1 if cached else most[0] == 1
 
 
+def test_what_is_not_in_memory_is_read_in_the_order_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by many threads, and though later pages come into memory meanwhile, as read-ahead brings them."""
+    piece_bytes, pieces = 4096, 64
+    (tmp_path / "x").write_bytes(bytes(piece_bytes * pieces))
+    read: list[int] = []
+    reading, most = [0], [0]
+
+    def preadv(descriptor: int, into: list[memoryview], start: int) -> int:
+        read.append(start)
+        reading[0] += 1
+        most[0] = max(most[0], reading[0])
+        time.sleep(0.002)
+        reading[0] -= 1
+        return len(into[0])
+
+    monkeypatch.setattr(files, "in_memory", lambda _, start: start > 0)
+    monkeypatch.setattr(os, "preadv", preadv)
+    with open_store(tmp_path.as_uri()).opened("x") as fetch, ThreadPoolExecutor(8) as pool:
+        asked = []
+        for start in range(0, piece_bytes * pieces, piece_bytes):
+            asked.append(pool.submit(fetch, memoryview(bytearray(piece_bytes)), start))
+            time.sleep(0.001)
+        for done in asked:
+            done.result()
+    assert read == sorted(read)
+    assert most[0] == 1
+
+
 def test_memory_of_a_file_is_guessed_where_the_system_cannot_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

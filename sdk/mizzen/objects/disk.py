@@ -5,9 +5,10 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,28 @@ def in_memory(descriptor: int, start: int) -> bool:
     except OSError:
         return True
     return True
+
+
+class Turns:
+    """A lock that threads get in the order in which they asked for it. `threading.Lock` gives it to any of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked = self._served = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for one's turn, and end it."""
+        with self._changed:
+            mine = self._asked
+            self._asked += 1
+            self._changed.wait_for(lambda: self._served == mine)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._served += 1
+                self._changed.notify_all()
 
 
 def abandoned(descriptor: int) -> bool:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from mizzen.objects.disk import abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
+from mizzen.objects.disk import Turns, abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
 from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
@@ -114,9 +114,11 @@ class FileStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. What is in memory is copied by several threads at once, the rest is read by one.
+        """See `ObjectStore.opened`. What is in memory is copied by several threads at once, the rest is read in order.
 
-        From one sequential reader the kernel knows what to read ahead; from several it takes no hint, and takes longer.
+        From one sequential reader the kernel knows what to read ahead; from several, or out of order, it takes no hint
+        and takes longer. So a reader that met a page which is not in memory keeps to turns: the next pages may be there
+        only because they were read ahead.
         """
         with ExitStack() as stack:
             descriptor = self._open(key)
@@ -125,10 +127,12 @@ class FileStore:
             stack.callback(os.close, probe)
             advise(descriptor, "POSIX_FADV_SEQUENTIAL")
             advise(probe, "POSIX_FADV_RANDOM")  # Probing is not to read ahead.
-            disk = threading.Lock()
+            turns, cold = Turns(), threading.Event()
 
             def fetch(into: memoryview, start: int) -> int:
-                with nullcontext() if in_memory(probe, start) else disk:
+                if not cold.is_set() and not in_memory(probe, start):
+                    cold.set()
+                with turns.turn() if cold.is_set() else nullcontext():
                     filled = 0
                     while filled < len(into) and (got := os.preadv(descriptor, [into[filled:]], start + filled)):
                         filled += got
