@@ -4,12 +4,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from enum import IntEnum, unique
 
 from sqlalchemy import Connection, Engine, text
 
 from infra.db.session import in_thread
 
 _log = logging.getLogger(__name__)
+
+
+@unique
+class Leader(IntEnum):
+    """The advisory locks of Postgres by which one process has a loop, each another number."""
+
+    RECONCILING = 0x6D697A7A656E01
+    PROGRESS = 0x6D697A7A656E02
+    POOLS = 0x6D697A7A656E03
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

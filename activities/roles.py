@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
+from activities.capacity.instances import InstanceActivities
+from activities.capacity.keeper import Keeper
 from activities.data.buckets import BucketCheck
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
@@ -33,6 +36,7 @@ from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.precompile import warm
 from activities.scheduling.scheduler_state import Held
+from capacity.providers import Provider
 from domain import ids
 from domain.version import BUILD_ID
 from infra.beat import DISPATCHER, Beat
@@ -44,6 +48,7 @@ from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
+from providers.registry import open_providers
 
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
@@ -54,7 +59,12 @@ ours, and the tests run all workflows in one."""
 
 
 def control_activities(
-    engine: Any, settings: Settings, client: Client, held: Held | None = None, here: Sequence[str] = ()
+    engine: Any,
+    settings: Settings,
+    client: Client,
+    held: Held | None = None,
+    here: Sequence[str] = (),
+    providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> list[Callable[..., Any]]:
     """Activities of the control queue, which decide on what `held` holds; `here` are regions of the same process."""
     workloads = WorkloadActivities(engine, settings)
@@ -62,10 +72,12 @@ def control_activities(
     auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings)
+    instances = InstanceActivities(engine, settings, providers)
     nights, moves = NightActivities(engine, settings), MoveActivities(engine, settings)
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
+        instances.launch, instances.look, instances.move, instances.drain, instances.terminate,
         house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove, nights.open_night,
         nights.plan_night, nights.nights_paused, nights.assign_partitions,
         nights.end_night, moves.next_move, moves.finish_move,
@@ -80,6 +92,7 @@ def region_activities(engine: Any, settings: Settings, held: Held) -> list[Calla
 
 def _workflows() -> list[type]:
     from workflows.house import HousekeepingWorkflow
+    from workflows.instance import InstanceWorkflow
     from workflows.machine import MachineWorkflow
     from workflows.night import NightWorkflow
     from workflows.replica import ReplicaWorkflow
@@ -89,7 +102,7 @@ def _workflows() -> list[type]:
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        NightWorkflow, ScrubWorkflow,
+        NightWorkflow, ScrubWorkflow, InstanceWorkflow,
     ]  # fmt: skip
 
 
@@ -100,13 +113,14 @@ def control_worker(
     threads: ThreadPoolExecutor,
     held: Held | None = None,
     here: Sequence[str] = (),
+    providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> Worker:
     """A worker for all workflows and for the effects on Postgres."""
     return Worker(
         client,
         task_queue=ids.CONTROL_QUEUE,
         workflows=_workflows(),
-        activities=control_activities(engine, settings, client, held, here),
+        activities=control_activities(engine, settings, client, held, here, providers),
         activity_executor=threads,
         workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
@@ -138,8 +152,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: no database or Temporal address is set, a role is unknown, `region` came without one, or
-            the master key does not open the database's secrets.
+        ConfigurationError: no database or Temporal address is set, a role is unknown, `region` came without one, a
+            provider's settings are not usable, or the master key does not open the database's secrets.
     """
     unknown = sorted(set(roles) - {"control", "region"})
     if unknown or not roles:
@@ -148,6 +162,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("region: the role 'region' needs at least one --region")
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
+    providers = open_providers(settings)
     give_back_freed_memory()
     beat = Beat.inherited()
     beating = asyncio.create_task(beat.go_on())
@@ -172,15 +187,21 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await register(client)
             here = regions if "region" in roles else ()
-            await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here))
+            await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here, providers))
             await set_schedule(client, settings.tetris.nightly)
             loops = (
                 Dispatcher(
-                    engine, settings.database, client, partial(beat.strike, DISPATCHER), settings.scheduler
+                    engine,
+                    settings.database,
+                    client,
+                    partial(beat.strike, DISPATCHER),
+                    settings.scheduler,
+                    settings.capacity,
                 ).run(),
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
+                Keeper(engine, settings, client, providers).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

@@ -71,6 +71,12 @@ class AgentConfig(BaseModel):
     """Whose notices the agent listens to, by a name of `mizzen.notices` (`aws`) or of `mizzen.cadence` (`aws-spot`),
     which also tells its tasks how often they are interrupted; `detect`: the metadata servers are asked at the start.
     None: the agent's own `MIZZEN_PLATFORM`, and without it nobody is asked. `sigterm`: nobody is asked."""
+    notice_file: Path | None = None
+    """With the platform `file`: where it says that it takes the machine (`mizzen.notices.file`)."""
+    instance: str = ""
+    """Id of the instance that this machine is, where mizzen launched it,"""
+    join_token: str = ""
+    """and the token that it was launched with."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
     """Of a working directory as it is uploaded, compressed."""
 

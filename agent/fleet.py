@@ -8,10 +8,11 @@ import contextlib
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,19 +51,33 @@ class _Child:
     speaks: bool = False
     """It has given a sign since its start."""
 
+    wanted: bool = True
+    """False: its machine is gone for good."""
+
     @property
     def off(self) -> bool:
         return (self.config.state_dir / POWERED_OFF).exists()
 
 
 def serve_many(
-    configs: Sequence[AgentConfig], temporal: TemporalSettings, *, stuck_after_s: float = _STUCK_AFTER_S
+    configs: Sequence[AgentConfig],
+    temporal: TemporalSettings,
+    *,
+    launched: Callable[[], Sequence[AgentConfig]] | None = None,
+    stuck_after_s: float = _STUCK_AFTER_S,
 ) -> None:
     """Run the agents of several machines until SIGTERM or SIGINT; their tasks go on. Blocks; call it in a process of
     its own, with one thread, before anything has connected to Temporal.
 
     An agent that dies, or gives no sign of life for `stuck_after_s`, is started again, unless its machine was powered
     off; then it is, once it is powered on. The agents end with this process, however it ends.
+
+    Args:
+        configs: machines that are always there.
+        temporal: where agents dial.
+        launched: is asked all the time which other machines there are. One that it does not name any more is gone: its
+            processes are killed, and its state folder is removed.
+        stuck_after_s: see above.
 
     Raises:
         ValueError: two machines share a name or a state folder.
@@ -76,15 +91,18 @@ def serve_many(
     gc.collect()
     gc.freeze()  # What is never looked at is never copied.
     children = [_Child(config) for config in configs]
+    always = {config.machine for config in configs}
     try:
         stopping = False
         beat = Beat.inherited()
         while not stopping:
             beat.strike()
+            if launched is not None:
+                _follow(children, launched, always)
             for child in children:
-                if child.pid is None and not child.off and time.monotonic() >= child.due_s:
+                if child.pid is None and child.wanted and not child.off and time.monotonic() >= child.due_s:
                     _start(child, temporal)
-            idle = all(child.pid is not None for child in children)
+            idle = all(child.pid is not None for child in children) and launched is None
             pause_s = EVERY_S if idle else EVERY_S / 2
             began_s = time.monotonic()
             stopping = _next_signal(_SIGNALS, pause_s) not in (None, signal.SIGCHLD)
@@ -93,6 +111,26 @@ def serve_many(
             _kill_stuck(children, stuck_after_s, held_up=time.monotonic() - began_s > pause_s + _HELD_UP_S)
     finally:
         _stop(children)
+
+
+def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]], always: Collection[str]) -> None:
+    """Adds machines that were launched, and makes an end of those that are gone."""
+    try:
+        there = {config.machine: config for config in launched()}
+    except Exception as error:  # whatever is wrong with one source of machines, the others' agents go on
+        _log.warning("machines that were launched: %s; looked for again", error)
+        return
+    known = {child.config.machine for child in children}
+    children += [_Child(config) for machine, config in there.items() if machine not in known]
+    for child in list(children):
+        if child.config.machine in always or child.config.machine in there:
+            continue
+        if child.wanted:
+            child.wanted = False
+            power_off(child.config.state_dir)
+        if child.pid is None:
+            shutil.rmtree(child.config.state_dir, ignore_errors=True)
+            children.remove(child)
 
 
 def _next_signal(signals: set[signal.Signals], timeout_s: float) -> int | None:

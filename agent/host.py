@@ -60,7 +60,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     """
     stop = stop or asyncio.Event()
     try:
-        notices = MachineNotices(config.platform)
+        notices = MachineNotices(config.platform, _environ(config))
     except ValueError as error:
         raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
@@ -156,6 +156,11 @@ async def _work(
         await asyncio.wait({stopping, announcing, forwarding, working}, timeout=1.0)
 
 
+def _environ(config: AgentConfig) -> dict[str, str]:
+    given = {} if config.notice_file is None else {"MIZZEN_NOTICE_FILE": str(config.notice_file)}
+    return {**os.environ, **given}
+
+
 async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) -> None:
     hello = Hello(
         machine=config.machine,
@@ -170,6 +175,8 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
         incarnation=state.incarnation(),
         public_key=sealed.public_key(state.private_key()),
         runs=state.running(),
+        instance=config.instance,
+        join_token=config.join_token,
     )
     await client.start_workflow(
         MACHINE_WORKFLOW,

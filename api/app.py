@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
 from api.data import archives, instance, nights, partitions, tables, usage
-from api.fleet import clusters, costs, machines, regions, removal, snapshot
+from api.fleet import clusters, costs, instances, machines, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
 from api.state import State
 from api.streams import events, logs
@@ -18,6 +18,7 @@ from infra.config import Settings
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, removal.router,
+    pools.router, instances.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, nights.router, archives.router,
     health.router, reference.router,
 )  # fmt: skip

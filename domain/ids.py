@@ -66,6 +66,11 @@ def new_workload_id() -> str:
     return f"wl-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
 
 
+def new_instance_id() -> str:
+    """The id of an instance: `in-` and the same; a name, too, since its machine is named by it."""
+    return f"in-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
+
+
 def machine_id(region: str, cluster: str, machine: str) -> str:
     """The id of a machine: `region/cluster/machine`."""
     return f"{region}/{cluster}/{machine}"
@@ -79,6 +84,11 @@ def workload_workflow_id(workload_id: str) -> str:
 def machine_workflow_id(machine: str) -> str:
     """The Temporal workflow that holds a machine's registration."""
     return f"machine/{machine}"
+
+
+def instance_workflow_id(instance: str) -> str:
+    """The Temporal workflow that holds an instance's life."""
+    return f"instance/{instance}"
 
 
 def replica_workflow_id(table: str, region: str) -> str:

@@ -64,6 +64,19 @@ class ReasonCode(StrEnum):
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
+    # Instances: machines that were asked of providers.
+    LAUNCHING = "launching"
+    AWAITING_AGENT = "awaiting_agent"
+    JOINED = "joined"
+    POOL_SHRINKS = "pool_shrinks"
+    ENDED_BY_OPERATOR = "ended_by_operator"
+    CAPACITY_REFUSED = "capacity_refused"
+    PROVIDER_QUOTA = "provider_quota"
+    LAUNCH_REQUEST_REFUSED = "launch_request_refused"
+    NO_OFFER = "no_offer"
+    NEVER_JOINED = "never_joined"
+    NOT_AT_PROVIDER = "not_at_provider"
+    AGENT_AWAY = "agent_away"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -145,6 +158,18 @@ _SENTENCES: dict[ReasonCode, str] = {
         "it announces itself with another key ({key}) than it is known with ({pinned});"
         " `mizzen machines trust` accepts it"
     ),
+    ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
+    ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not announced itself",
+    ReasonCode.JOINED: "its machine is in the fleet",
+    ReasonCode.POOL_SHRINKS: "pool {pool} is to have {size:1 machine|# machines}",
+    ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
+    ReasonCode.CAPACITY_REFUSED: "{provider} has no {machine_type} ({kind}) in {zone} now: {words}",
+    ReasonCode.PROVIDER_QUOTA: "{provider} allows no more {machine_type} ({kind}) in {zone}: {words}",
+    ReasonCode.LAUNCH_REQUEST_REFUSED: "{provider} would not launch {machine_type} ({kind}) in {zone}: {words}",
+    ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may take in region {region}",
+    ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
+    ReasonCode.NOT_AT_PROVIDER: "{provider} does not have it any more",
+    ReasonCode.AGENT_AWAY: "its agent has not answered since {since}",
     ReasonCode.KEEPS_FAILING_GANGS: (
         "{failures:1 workload|# workloads in a row} lost tasks or failed to start them here; the last was {workload}"
     ),

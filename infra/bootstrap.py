@@ -1,6 +1,5 @@
 """What an installation needs before its first workload: the schema, the regions, the master key, an operator's key."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,26 +12,11 @@ from infra.db.logs import Audit
 from infra.db.migrate import upgrade
 from infra.db.models import ApiKey, Cluster, Region
 from infra.db.session import transaction
+from infra.files import write_private
 from infra.keys import hash_api_key, new_api_key
 from infra.master_key import settle_master_key
 
 OPERATOR_KEY_FILE = "operator.key"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def bootstrap(

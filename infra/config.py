@@ -212,6 +212,21 @@ class ReconcileSettings(_Section):
     """How often the workflows, schedules and search attributes of the installation are asserted."""
 
 
+class CapacitySettings(_Section):
+    """Machines that are asked of providers."""
+
+    interval_s: float = Field(10.0, gt=0)
+    """How often pools are compared with the ledger, and the ledger with what providers have."""
+    join_s: float = Field(900.0, gt=0)
+    """How long after its launch a machine may take until it is ready; then it is ended."""
+    drain_s: float = Field(600.0, ge=0)
+    """How long what runs on a machine that is to end may take to leave."""
+    lost_after_s: float = Field(600.0, gt=0)
+    """A machine whose agent has been away for so long is ended, and another one launched in its place."""
+    refused_pause_s: float = Field(120.0, ge=0)
+    """For how long an offer that was refused is not asked for again."""
+
+
 class TaskSettings(_Section):
     """What tasks may use and see of the machines of an agent, and how long agents remember them."""
 
@@ -367,6 +382,10 @@ class Settings(_Section):
     lifecycle: LifecycleSettings = LifecycleSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
+    capacity: CapacitySettings = CapacitySettings()
+    providers: dict[str, dict[str, Any]] = {}
+    """Where machines may be had, by a name of the installation's choice: `kind`, and what that kind of provider needs
+    (docs/providers.md)."""
     tasks: TaskSettings = TaskSettings()
     tetris: TetrisSettings = TetrisSettings()
     liveness: LivenessSettings = LivenessSettings()

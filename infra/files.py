@@ -1,6 +1,7 @@
 """YAML files that operators write: settings and fleets. Errors name the place, the value and the remedy."""
 
 import difflib
+import os
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -102,7 +103,10 @@ def _keys(model: type[BaseModel], place: Iterable[object]) -> list[str]:
     """The keys of the model at `place`."""
     at: Any = model
     for part in place:
-        at = at.model_fields[part].annotation if isinstance(part, str) and _is_model(at) else at
+        if isinstance(part, str) and _is_model(at):
+            at = at.model_fields[part].annotation
+        elif get_origin(at) is dict:
+            at = get_args(at)[1]
         while get_origin(at) in (Union, UnionType, tuple, list):
             at = next(choice for choice in get_args(at) if choice not in (NoneType, ...))
     return sorted(at.model_fields) if _is_model(at) else []
@@ -110,3 +114,19 @@ def _keys(model: type[BaseModel], place: Iterable[object]) -> list[str]:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

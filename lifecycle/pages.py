@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from lifecycle.attempts import Table
 from lifecycle.endings import ENDINGS
+from lifecycle.instances import InstancePhase, InstanceTable
 
 
 def picture(following: Mapping[Phase, frozenset[Phase]]) -> str:
@@ -46,3 +47,19 @@ def endings() -> str:
     """How an attempt's ending is judged, by row: the first that applies decides."""
     lines = ["| the attempt | then it is |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {row.name} | `{row.phase}` |" for row in ENDINGS)])
+
+
+def instance_picture(following: Mapping[InstancePhase, frozenset[InstancePhase]]) -> str:
+    """The phases of an instance and which may follow which."""
+    lines = ["```mermaid", "stateDiagram-v2", "    direction LR", f"    [*] --> {InstancePhase.REQUESTED}"]
+    lines += [f"    {a} --> {b}" for a in InstancePhase for b in InstancePhase if b in following[a]]
+    return "\n".join([*lines, f"    {InstancePhase.GONE} --> [*]", "```"])
+
+
+def instance_steps(table: InstanceTable) -> str:
+    """A version of the table of an instance's steps."""
+    lines = ["| step | phase | what follows |", "| --- | --- | --- |"]
+    for step, row in table.items():
+        after = "; ".join(f"{event}: **{target or 'gone'}**" for event, target in row.after.items())
+        lines.append(f"| {step} | `{row.phase}` | {after} |")
+    return "\n".join(lines)

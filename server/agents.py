@@ -18,7 +18,9 @@ from domain.ids import NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.config import Settings
 from infra.errors import ConfigurationError
+from infra.machine_shape import MachineShape
 from infra.stack.fleet import load_fleet
+from providers.trace import open_clouds
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
@@ -44,27 +46,70 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
     configs = []
     for number, machine in enumerate(fleet.machines()):
         entry = machine["entry"]
-        first = _FIRST_PORT + number * _PORTS_EACH
         configs.append(
             _config(
                 machine=machine["id"],
                 region=machine["region"],
                 cluster=machine["cluster"],
                 rack=entry.rack,
-                gpu_type=entry.gpu_type,
-                gpus=entry.gpus,
-                cpus_milli=round(entry.cpus * 1000),
-                memory_bytes=entry.memory,
-                address="127.0.0.1",
-                ports=(first, first + _PORTS_EACH - 1),
+                **_shape(entry),
+                **_here(settings, machine["id"], number),
                 bucket_url=buckets[machine["region"]],
-                state_dir=machine_state_dir(settings.data_dir, machine["id"]),
-                attend_interval_s=min(5.0, settings.lifecycle.heartbeat_timeout_s / 4),
                 run_as=entry.run_as,
                 **_task_options(settings, None if entry.run_as else separate),
             )
         )
-    serve_many(configs, settings.temporal, stuck_after_s=settings.liveness.restart_after_s)
+    clouds = open_clouds(settings)
+
+    def launched() -> list[AgentConfig]:
+        found = []
+        for cloud in clouds:
+            for one in cloud.started():
+                region, cluster, _ = one.machine.split("/")
+                found.append(
+                    _config(
+                        machine=one.machine,
+                        region=region,
+                        cluster=cluster,
+                        rack=one.instance.zone,
+                        **_shape(cloud.shape(one)),
+                        **_here(settings, one.machine, len(configs) + one.number),
+                        bucket_url=one.bucket_url,
+                        platform="file",
+                        notice_file=cloud.notice_file(one.instance.native_id),
+                        instance=one.instance.token,
+                        join_token=one.join_token,
+                        **_task_options(settings, separate),
+                    )
+                )
+        return found
+
+    serve_many(
+        configs,
+        settings.temporal,
+        launched=launched if clouds else None,
+        stuck_after_s=settings.liveness.restart_after_s,
+    )
+
+
+def _shape(shape: MachineShape) -> dict[str, Any]:
+    return {
+        "gpu_type": shape.gpu_type,
+        "gpus": shape.gpus,
+        "cpus_milli": round(shape.cpus * 1000),
+        "memory_bytes": shape.memory,
+    }
+
+
+def _here(settings: Settings, machine: str, number: int) -> dict[str, Any]:
+    """What a machine has of this computer, which it shares with others; `number` is its alone."""
+    first = _FIRST_PORT + number * _PORTS_EACH
+    return {
+        "address": "127.0.0.1",
+        "ports": (first, first + _PORTS_EACH - 1),
+        "state_dir": machine_state_dir(settings.data_dir, machine),
+        "attend_interval_s": min(5.0, settings.lifecycle.heartbeat_timeout_s / 4),
+    }
 
 
 def run_agent(settings: Settings, options: dict[str, Any]) -> None:
@@ -73,7 +118,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: an option is not usable; it is named.
     """
-    name = options["name"] or socket.gethostname().partition(".")[0].lower()
+    name = options["name"] or options["instance"] or socket.gethostname().partition(".")[0].lower()
     if not is_name(name):
         raise ConfigurationError(f"--name: {name!r} must be {NAME_RULE}")
     first, _, last = str(options["ports"]).partition("-")
@@ -100,6 +145,9 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         state_dir=options["state_dir"],
         run_as=options["run_as"],
         platform=options["platform"],
+        instance=options["instance"],
+        # A secret, so not a flag, which others can read; nor is it for those whom the agent starts.
+        join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
         **_task_options(settings, None if options["run_as"] else _tenant_uids(settings, Path(options["state_dir"]))),
     )
     if options["rotate_key"]:

@@ -193,6 +193,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--ports", default="20000-20999", show_default=True, help="Range of rendezvous ports.")
 @click.option("--run-as", help="User as whom tasks run (needs root).")
 @click.option("--rotate-key", is_flag=True, help="Have a new key from now on, and prove the old one.")
+@click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that it was launched as.")
 @click.option("--platform", help="Whose notices it listens to, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
 def agent(**options: Any) -> None:
     """Run this machine's agent: it dials Temporal and the bucket, and listens nowhere."""

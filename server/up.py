@@ -15,6 +15,7 @@ from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.words import plural
+from providers.registry import check_providers
 from server.agents import why_shared
 
 _ANSWERS_S = 5.0
@@ -33,6 +34,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
         MizzenError: something that the operator can mend.
     """
     fleet = load_fleet(settings.fleet)
+    check_providers(settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def asked() -> None:

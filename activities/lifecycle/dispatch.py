@@ -18,11 +18,12 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.capacity.starting import read_instance, start_instance
 from activities.lifecycle.starting import Start, read_start, start_workflow
 from activities.scheduling.pace import Pace
 from domain import ids
-from domain.protocol import ON_DEMAND, Mail, MailKind, ReplicateTable, Scrub
-from infra.config import SchedulerSettings
+from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub
+from infra.config import CapacitySettings, SchedulerSettings
 from infra.db.listening import notified
 from infra.db.logs import Outbox
 from infra.db.outbox import CHANNEL
@@ -37,6 +38,7 @@ _IN_VAIN_S = 0.03
 """Pause after a notification without mail that is due. While the scheduler's wakes rest, every change sends one."""
 _REST_S = 1.0
 _SCHEDULER = SchedulerSettings()
+_CAPACITY = CapacitySettings()
 _LONGEST_REST_S = 60.0
 """A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
@@ -74,6 +76,7 @@ class Dispatcher:
         client: Client,
         alive: Callable[[], None] = lambda: None,
         scheduler: SchedulerSettings = _SCHEDULER,
+        capacity: CapacitySettings = _CAPACITY,
     ) -> None:
         """`alive` is called whenever the outbox was looked at, and after each delivery.
 
@@ -81,6 +84,7 @@ class Dispatcher:
         the same for one change as for many.
         """
         self._pace = Pace(scheduler.wake_interval_s, scheduler.wakes_per_s)
+        self._capacity = capacity
         self._engine = engine
         self._alive = alive
         self._url = database_url
@@ -220,6 +224,8 @@ class Dispatcher:
                 deliver = self._night(str(body["night"]))
             elif row.kind == "scrub":
                 deliver = start_scrub(self._client, str(body["region"]))
+            elif row.kind == "instance":
+                deliver = self._instance(str(body["instance"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
@@ -274,6 +280,15 @@ class Dispatcher:
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             static_summary="computes where tables belong, and moves them",
         )
+
+    async def _instance(self, instance: str) -> None:
+        start = await in_thread(self._read_instance, instance)
+        if start is not None:
+            await start_instance(self._client, start)
+
+    def _read_instance(self, instance: str) -> InstanceInput | None:
+        with transaction(self._engine) as session:
+            return read_instance(session, instance, self._capacity)
 
     async def _replicate(self, request: ReplicateTable) -> None:
         """Starts the copy, or has the one that runs look again when it is done."""

@@ -14,6 +14,7 @@ from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
 from infra.config import Settings
 from infra.db import changes
+from infra.db.capacity import InstanceRow
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Region, Workload
 from infra.db.session import transaction
@@ -88,6 +89,7 @@ class HouseActivities:
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
             session.execute(delete(Audit).where(Audit.at < long_ago))
             session.execute(delete(UsageRun).where(UsageRun.ended_at < long_ago))
+            session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
         return 0.0

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.capacity import joining
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
@@ -34,7 +35,8 @@ class MachineActivities:
         was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
         that it is gone, and will not stop their tasks there. Whatever was given up while its agent could not be asked
         is refused there from now on, also where it does not run: a start that was sent may still be on its way. A
-        machine that announces itself with another key than before is refused (`activities.lifecycle.machine_keys`). A
+        machine that announces itself with another key than before is refused (`activities.lifecycle.machine_keys`), and
+        so is one that says that it was launched, and was not (`activities.capacity.joining`). A
         machine that became smaller than what is held on it takes no work, and is asked again, until enough of that
         has ended.
         """
@@ -44,6 +46,8 @@ class MachineActivities:
         with transaction(self._engine) as session:
             if session.get(Region, hello.region) is None:
                 raise ApplicationError(f"machine {hello.machine}: no region {hello.region}", type="UnknownRegion")
+            if not joining.admits(session, self._settings, hello):
+                return self._welcome([], refused=True)
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
             if row is not None and not (is_pinned(row, hello) or accept_proven(session, self._settings, row, hello)):
@@ -90,7 +94,7 @@ class MachineActivities:
     def _refuse(self, session: Session, row: Machine, hello: Hello) -> Welcome:
         challenge, away = offer(session, self._settings, row, hello)
         if away:
-            _lose(session, row)
+            lose(session, row)
         return self._welcome([], refused=True, challenge=challenge)
 
     @activity.defn(name=Activity.MACHINE_READY.value)
@@ -105,6 +109,7 @@ class MachineActivities:
                 return
             row.state, row.lost_at, row.registered_at = "ready", None, func.now()
             events.record(session, "machine.ready", region=row.region, machine=row.id)
+            joining.look(session, row.id)
             outbox.wake_scheduler(session)
 
     @activity.defn(name=Activity.MACHINE_LOST.value)
@@ -114,7 +119,7 @@ class MachineActivities:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation or row.state == "lost":
                 return
-            _lose(session, row)
+            lose(session, row)
 
     @activity.defn(name=Activity.MACHINE_NOTICED.value)
     def noticed(self, told: MachineNotice) -> None:
@@ -151,7 +156,7 @@ class MachineActivities:
                     outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
 
 
-def _lose(session: Session, row: Machine) -> None:
+def lose(session: Session, row: Machine) -> None:
     """Marks a machine as lost: nothing is placed there, and its gangs get mail. The caller holds the row lock."""
     row.state, row.lost_at = "lost", func.now()
     events.record(session, "machine.lost", region=row.region, machine=row.id)

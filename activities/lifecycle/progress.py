@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.leader import lead
+from activities.leader import Leader, lead
 from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_progress
 from domain import ids
@@ -33,7 +33,6 @@ from infra.db.session import in_thread, transaction
 
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
-_LEADER_LOCK = 0x6D697A7A656E02
 
 
 class Progress:
@@ -48,7 +47,7 @@ class Progress:
 
     async def run(self) -> None:
         """Rounds until cancelled, while this is the one that works."""
-        await lead(self._engine, _LEADER_LOCK, "progress", self.round, self._settings.lifecycle.collect_interval_s)
+        await lead(self._engine, Leader.PROGRESS, "progress", self.round, self._settings.lifecycle.collect_interval_s)
 
     async def round(self) -> None:
         """Has workloads end that have waited for longer than they allow, and reads the progress of running ones.

@@ -22,8 +22,7 @@ again. If the disagreement outlasts that too, the workflow is terminated, and a 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Hashable
 from typing import NamedTuple
 
 from sqlalchemy import Engine
@@ -31,9 +30,10 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescri
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.leader import lead
+from activities.leader import Leader, lead
 from activities.lifecycle import reconcile_rows as rows
 from activities.lifecycle.machines import MachineActivities
+from activities.lifecycle.suspects import Suspects
 from domain import ids
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES
 from domain.protocol import Attend
@@ -51,7 +51,7 @@ _MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
 _COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'NightWorkflow') AND {_RUNNING}"
 _TYPES = (
     "WorkloadWorkflow", "MachineWorkflow", "SchedulerWorkflow", "HousekeepingWorkflow", "ReplicaWorkflow",
-    "NightWorkflow", "ScrubWorkflow",
+    "NightWorkflow", "ScrubWorkflow", "InstanceWorkflow",
 )  # fmt: skip
 _STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
 _STUCK_TRIES = 2
@@ -59,7 +59,6 @@ _STUCK_TRIES = 2
 _PAGE = 1000
 _AT_ONCE = 500
 """So many suspects are asked in one round, and so many workflows started in one transaction."""
-_LEADER_LOCK = 0x6D697A7A656E01
 
 
 class Belief(NamedTuple):
@@ -67,16 +66,6 @@ class Belief(NamedTuple):
 
     phase: str | None
     attempt: int | None
-
-
-@dataclass
-class _Suspicion:
-    """Something that disagrees, since when, and whether its mail was delivered again."""
-
-    what: Hashable
-    since_s: float
-    """On the monotonic clock."""
-    told_again: bool = False
 
 
 def _belief(found: WorkflowExecution) -> Belief:
@@ -91,37 +80,6 @@ def _agree(fact: Belief, belief: Belief | None) -> bool:
 
 def _workload_of(found: WorkflowExecution) -> str:
     return found.id.removeprefix(ids.workload_workflow_id(""))
-
-
-class Suspects:
-    """What disagrees at present. One that changes, or is not named in a round, is not suspected any more."""
-
-    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience_s = patience_s
-        self._clock = clock
-        self._found: dict[str, _Suspicion] = {}
-
-    def due(self, disagree: dict[str, Hashable]) -> list[str]:
-        """Records present disagreements by workload; returns those that have lasted unchanged for long enough."""
-        now_s = self._clock()
-        kept = {}
-        for name, what in disagree.items():
-            before = self._found.get(name)
-            kept[name] = before if before is not None and before.what == what else _Suspicion(what, now_s)
-        self._found = kept
-        return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
-
-    def told_again(self, name: str) -> bool:
-        """Whether this was called for it before; gives it the same time again if not."""
-        suspicion = self._found[name]
-        before, suspicion.told_again = suspicion.told_again, True
-        if not before:
-            suspicion.since_s = self._clock()
-        return before
-
-    def clear(self, name: str) -> None:
-        """It was dealt with."""
-        self._found.pop(name, None)
 
 
 class Reconciler:
@@ -147,7 +105,12 @@ class Reconciler:
     async def run(self) -> None:
         """Rounds until cancelled, while this is the one that works."""
         await lead(
-            self._engine, _LEADER_LOCK, "reconciling", self.round, self._settings.interval_s, self._settings.budget
+            self._engine,
+            Leader.RECONCILING,
+            "reconciling",
+            self.round,
+            self._settings.interval_s,
+            self._settings.budget,
         )
 
     async def round(self) -> None:

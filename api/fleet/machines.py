@@ -17,10 +17,9 @@ from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
 from domain.ids import machine_id
-from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.slots import bits
-from infra.db import events, outbox
+from infra.db import draining, events, outbox
 from infra.db.models import Allocation, Machine, Workload
 from infra.keys import key_fingerprint
 
@@ -145,20 +144,7 @@ def drain(
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         reason = _cordoned_by(caller, body.reason if body is not None else None)
-        row.draining = True
-        if row.cordon is None:
-            row.cordon = reason.to_json()
-        live = select(Allocation).where(Allocation.machine == row.id, Allocation.released_at.is_(None))
-        for allocation in session.scalars(live.order_by(Allocation.workload)):
-            outbox.mail(
-                session,
-                allocation.workload,
-                MailKind.PREEMPT,
-                allocation.attempt,
-                machine=row.id,
-                by=caller.id,
-                code=ReasonCode.MACHINE_DRAINED.value,
-            )
+        draining.drain(session, row, reason, caller.id)
         _record(session, caller, row, "machine.draining", "machine.drain", reason)
         return _detail(session, caller, row)
 

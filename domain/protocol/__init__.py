@@ -13,6 +13,12 @@ from domain.protocol.data import (
     ReplicateTable,
     Scrub,
 )
+from domain.protocol.instances import (
+    InstanceFacts,
+    InstanceInput,
+    InstanceMove,
+    InstanceRef,
+)
 from domain.protocol.machines import (
     Attend,
     Hello,
@@ -65,6 +71,10 @@ __all__ = [
     "DryRunResult",
     "FlushedRequest",
     "Hello",
+    "InstanceFacts",
+    "InstanceInput",
+    "InstanceMove",
+    "InstanceRef",
     "LaunchPlan",
     "MachineNotice",
     "Mail",

@@ -19,6 +19,11 @@ class Activity(StrEnum):
     MACHINE_READY = "machine.ready"  # Attend -> None
     MACHINE_LOST = "machine.lost"  # Attend -> None
     MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
+    LAUNCH_INSTANCE = "instance.launch"  # InstanceRef -> bool: False if it was refused
+    LOOK_AT_INSTANCE = "instance.look"  # InstanceRef -> InstanceFacts
+    MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
+    DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
+    TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider does not have it any more
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float; of rounds of before progress had a loop of its own
     EXPIRE = "house.expire"  # -> float

@@ -128,6 +128,10 @@ class Hello:
     """`workload.attempt` of what still runs there."""
     key_proof: str = ""
     """Answer to `Welcome.challenge`, where the machine holds the pinned key too."""
+    instance: str = ""
+    """Id of the instance that it is; empty: nobody launched it."""
+    join_token: str = ""
+    """What it was launched with, to show that it is this instance."""
 
 
 @dataclass

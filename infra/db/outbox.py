@@ -66,3 +66,8 @@ def night(session: Session, night_: str) -> None:
 def scrub(session: Session, region: str) -> None:
     """Starts the verification of a region's copies, or has the one that runs look for what is due now."""
     _put(session, "scrub", None, {"region": region})
+
+
+def instance(session: Session, instance_: str) -> None:
+    """Starts the workflow of an instance, or has the one that runs look at the ledger."""
+    _put(session, "instance", None, {"instance": instance_})

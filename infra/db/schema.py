@@ -1,5 +1,6 @@
 """All tables of the database, wherever they are declared."""
 
+from infra.db import capacity as capacity
 from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import nights as nights

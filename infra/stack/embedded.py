@@ -17,11 +17,12 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
 from infra.beat import Ear
-from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap, write_private
+from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
 from infra.db import events
 from infra.db.session import open_engine, transaction
 from infra.errors import StackError
+from infra.files import write_private
 from infra.stack import leftovers, log_files, probes, temporal
 from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
@@ -30,7 +31,7 @@ from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
-from infra.stack.withdraw import withdraw
+from infra.stack.withdraw import launched_here, withdraw
 
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
@@ -259,6 +260,7 @@ class EmbeddedStack:
 
     async def _drain(self, engine: Engine, hurry: asyncio.Event) -> None:
         machines = [machine["id"] for machine in self.fleet.machines()]
+        machines += await asyncio.to_thread(launched_here, engine, self.settings.providers)
         present, grace_s = await asyncio.to_thread(withdraw, engine, machines)
         deadline_s = time.monotonic() + grace_s + _STOP_MARGIN_S
         told, shown = set(present), -1

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from domain.capacity import CapacityKind, check_prices
 from domain.ids import NAME_RULE, is_name, machine_id
-from domain.units import parse_size_bytes
 from infra.errors import ConfigurationError
 from infra.files import problems, read_mapping
+from infra.machine_shape import MachineShape
 
 
 class _Part(BaseModel):
@@ -23,29 +23,14 @@ class _Part(BaseModel):
         return value
 
 
-class MachineEntry(_Part):
+class MachineEntry(MachineShape, _Part):
     """One machine, or `count` of them named `name-1`, `name-2`, ..."""
 
     name: str
     count: int | None = Field(None, ge=1, le=1000)
     rack: str = "rack-1"
-    gpus: int = Field(0, ge=0, le=62)
-    gpu_type: str | None = None
-    cpus: float = Field(8, gt=0)
-    memory: int = 32 << 30
     run_as: str | None = None
     """User of all tasks on it; None: each tenant's own, where mizzen runs as root, else mizzen's."""
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _size(cls, value: object) -> int:
-        return parse_size_bytes(str(value))
-
-    @model_validator(mode="after")
-    def _typed(self) -> "MachineEntry":
-        if (self.gpus > 0) != (self.gpu_type is not None):
-            raise ValueError("gpus and gpu_type go together: a machine with GPUs has a type, one without has none")
-        return self
 
 
 class ClusterEntry(_Part):

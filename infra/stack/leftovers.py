@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.bootstrap import write_private
 from infra.errors import StackError
+from infra.files import write_private
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 10.0

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 import psycopg
 
-from infra.bootstrap import write_private
 from infra.errors import StackError
+from infra.files import write_private
 from infra.stack import postgres_roles, postgres_user
 
 _SETTINGS = {

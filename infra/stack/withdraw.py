@@ -1,14 +1,24 @@
 """Taking machines out of the fleet before they are stopped: no new work, and what runs there saves and goes."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import Engine, select, update
 
 from domain.protocol import MailKind
 from domain.reasons import ReasonCode
 from infra.db import outbox
+from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine, Workload
 from infra.db.session import transaction
+
+
+def launched_here(engine: Engine, providers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Machines that were launched and run on this computer. `providers`: as in the settings."""
+    names = [name for name, settings in providers.items() if settings.get("kind") == "trace"]
+    here = select(InstanceRow.machine).where(InstanceRow.provider.in_(names), InstanceRow.gone_at.is_(None))
+    with transaction(engine) as session:
+        return [machine for machine in session.scalars(here) if machine is not None]
 
 
 def withdraw(

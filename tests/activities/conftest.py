@@ -32,7 +32,7 @@ __all__ = ["s3_endpoint", "s3_url"]
 @pytest.fixture(scope="session")
 def shared_url(postgres_url: str, template_database: str) -> str:
     """URL of a database that these tests use one after the other. Its commits do not wait for the disk."""
-    name = "activities"
+    name = f"shared_{uuid.uuid4().hex[:12]}"  # Folders that import this fixture have one each.
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create database {name} template {template_database}")  # type: ignore[call-overload]
         connection.execute(f"alter database {name} set synchronous_commit = off")  # type: ignore[call-overload]

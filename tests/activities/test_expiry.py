@@ -9,8 +9,14 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from temporalio.testing import ActivityEnvironment
 
+from activities.capacity.keeper import request_instance
+from activities.capacity.refusals import record_refusal
 from activities.lifecycle.housekeeping import HouseActivities
+from capacity.offers import Offer, Shape
+from capacity.pools import Pool
+from capacity.providers import LaunchRefused, Refusal
 from domain import ids
+from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Allocation, Archive, Idempotency, Region, Workload
@@ -203,3 +209,21 @@ def test_archives_go_that_no_unfinished_workload_names(town: World, house: House
     town.release(live, Phase.SUCCEEDED)
     ActivityEnvironment().run(house.expire)
     assert town.bucket("r").size(ids.archive_key(used)) is None
+
+
+def test_instances_that_have_been_gone_for_long_go(town: World, house: HouseActivities) -> None:
+    """With what was refused for them; live ones stay, however old."""
+    offer = Offer("sim", "r", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
+    with town.session() as session:
+        old, young, live = (request_instance(session, Pool("r", "burst", 3), offer) for _ in range(3))
+        record_refusal(session, old, offer, LaunchRefused(Refusal.CAPACITY, "none left"))
+        aged = "update instance set phase = 'gone', gone_at = now() - make_interval(days => :days) where id = :id"
+        for instance, days in ((old, 91), (young, 89)):
+            session.execute(text(aged), {"id": instance, "days": days})
+        session.execute(
+            text("update instance set requested_at = now() - interval '1 year' where id = :id"), {"id": live}
+        )
+    ActivityEnvironment().run(house.expire)
+    with town.session() as session:
+        assert set(session.scalars(text("select id from instance"))) == {young, live}
+        assert session.scalars(text("select instance from launch_refusal")).all() == []

@@ -14,17 +14,17 @@ from api.auth import Role
 from domain.phases import Phase
 from infra.config import Settings
 from infra.db.nights import begin_night
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, World, document
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, World, document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
-    "sha256": ARCHIVE_SHA256, "night": "tetris-night-1",
+    "sha256": ARCHIVE_SHA256, "night": "tetris-night-1", "instance": INSTANCE,
 }  # fmt: skip
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
     "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
     "/v1/machines/{region}/{cluster}/{machine}", "/v1/tables", "/v1/tables/{name}", "/v1/tables/{name}/replicas",
-    "/v1/tables/{name}/partitions",
+    "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
 """What every key may read: the fleet and the tables belong to nobody."""
 LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
@@ -41,6 +41,7 @@ BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/tables/{name}/partitions"): {"partitions": [{"name": "ds=1", "size_bytes": 1}]},
     ("patch", "/v1/regions/{name}"): {"storage_bytes": 10**12},
     ("put", "/v1/regions/{name}/datacenters/{datacenter}"): {"clusters": []},
+    ("put", "/v1/pools/{region}/{name}"): {"size": 3},
     ("post", "/v1/usage"): {
         "runs": [
             {
@@ -106,6 +107,7 @@ def lived_in(shared_world: World) -> World:
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
     with shared_world.session() as session:
         begin_night(session, VALUES["night"], 3600.0, dry_run=True)
+    shared_world.add_instance()
     return shared_world
 
 

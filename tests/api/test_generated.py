@@ -24,7 +24,7 @@ from api.documents.schema import EXAMPLE
 from api.documents.workload import read_workload
 from domain import phases
 from infra.config import Settings
-from tests.api.world import ARCHIVE_SHA256, World, as_yaml
+from tests.api.world import ARCHIVE_SHA256, INSTANCE, World, as_yaml
 
 SEEDED = settings(
     max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
@@ -56,7 +56,7 @@ def _real(world: World, path: str) -> dict[str, str]:
     return {
         "id": "key-speech" if path.startswith("/v1/keys") else chosen, "name": name, "secret": "hf-token",
         "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1", "night": "tetris-night-1",
-        "sha256": ARCHIVE_SHA256,
+        "sha256": ARCHIVE_SHA256, "instance": INSTANCE,
     }  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def peopled(shared_world: World) -> World:
         id_ = shared_world.add_workload(phase)
         if phase in phases.PLACED_PHASES:
             shared_world.add_attempt(id_, 1, "north/alpha/m2", 1 << shared_world.counter % 8)
+    shared_world.add_instance()
     return shared_world
 
 

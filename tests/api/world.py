@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from infra.archives import inspect_archive
 from infra.config import Settings
 from infra.db import events
+from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, ApiKey, Archive, Attempt, Cluster, Machine, Region, Secret, Tenant, Workload
 from infra.db.session import open_engine, transaction
 from infra.db.tables import Partition, Replica, Table
@@ -31,6 +33,7 @@ from infra.keys import encrypt_secret, hash_api_key, load_master_key
 from mizzen.objects import ObjectStore, open_store
 
 GIB = 1 << 30
+INSTANCE = "in-0000000000000001"
 KEYS = {
     "operator": ("operator", None),
     "auditor": ("viewer", None),
@@ -117,6 +120,19 @@ class World:
                 Workload(tenant=tenant, name=name, spec=spec.model_dump(mode="json"), phase=phase.value, **columns)
             )
         return str(columns["id"])
+
+    def add_instance(self, id_: str = INSTANCE, phase: str = "ready") -> None:
+        """A machine that was asked of a provider an hour ago, for the pool `burst` of north."""
+        an_hour_ago = func.now() - timedelta(hours=1)
+        with self.session() as session:
+            session.add(
+                InstanceRow(
+                    id=id_, region="north", pool="burst", cluster="burst-za-spot", provider="sim", zone="za",
+                    kind="spot", machine_type="small", gpus=4, gpu_type="a100", cpus_milli=16_000,
+                    memory_bytes=64 * GIB, usd_per_h=4.0, phase=phase, requested_at=an_hour_ago,
+                    launched_at=an_hour_ago, gone_at=func.now() if phase == "gone" else None,
+                )
+            )  # fmt: skip
 
     def add_attempt(self, workload: str, attempt: int, machine: str, slots: int, **columns: Any) -> None:
         """An attempt that holds `slots` (a mask) of one machine; it is the workload's newest."""

@@ -3,17 +3,21 @@
 import hashlib
 import re
 from collections import defaultdict
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 from sqlalchemy import CheckConstraint, Engine, text
 from sqlalchemy.exc import IntegrityError
 
+from capacity.providers import Refusal
+from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db import migrate
 from infra.db.models import Tenant, Workload
 from infra.db.schema import SCHEMA
 from infra.db.session import transaction
+from lifecycle.instances import InstancePhase
 
 _MIGRATIONS = Path(migrate.__file__).parent / "migrations"
 _SQL = {
@@ -41,6 +45,19 @@ def test_phases_in_the_database_are_those_of_the_code(database: Engine) -> None:
             text("select pg_get_constraintdef(oid) from pg_constraint where conname = 'workload_phase'")
         ).scalar_one()
     assert set(re.findall(r"'(\w+)'", definition)) == {phase.value for phase in Phase}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "listed"),
+    [("instance_phase", InstancePhase), ("instance_kind", CapacityKind), ("launch_refusal_refusal", Refusal)],
+)
+def test_the_ledgers_lists_are_those_of_the_code(database: Engine, constraint: str, listed: type[StrEnum]) -> None:
+    """Of phases, kinds of capacity and refusals."""
+    with database.connect() as connection:
+        definition = connection.execute(
+            text("select pg_get_constraintdef(oid) from pg_constraint where conname = :name"), {"name": constraint}
+        ).scalar_one()
+    assert set(re.findall(r"'(\w+)'", definition)) == {value.value for value in listed}
 
 
 def test_another_phase_is_refused(database: Engine) -> None:

@@ -36,8 +36,8 @@ def test_a_fleet_files_mistakes_are_all_named(tmp_path: Path) -> None:
     assert head == f"fleet file {file}:"
     assert [line.strip() for line in lines] == [
         f"regions[0].name: must be {NAME_RULE}, it is 'East!'",
-        "regions[0].clusters[0].machines[0].count: must be a whole number, it is 'lots'",
         "regions[0].clusters[0].machines[0].gpus: must be at most 62, it is 70",
+        "regions[0].clusters[0].machines[0].count: must be a whole number, it is 'lots'",
         "regions[0].clusters[0].machines[0].gpu_typ: is not a key here; did you mean 'gpu_type'?",
         f"regions[0].clusters[0].machines[1]: {TYPED}",
         "regions[0].buckt: is not a key here; did you mean 'bucket'?",

@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from mizzen.cadence import PLATFORMS as PRIORS
-from mizzen.notices import detect
+from mizzen.notices import FileWatcher, Kind, MetadataError, Notice, detect
 from mizzen.notices.detection import OF_PRIORS, PLATFORMS
 from tests.sdk.clouds import (
     Aws,
@@ -47,6 +48,7 @@ def at() -> Iterator[Where]:
         ("RUNPOD_POD_ID", "runpod"),
         ("VAST_CONTAINERLABEL", "vast"),
         ("KUBERNETES_SERVICE_HOST", "kubernetes"),
+        ("MIZZEN_NOTICE_FILE", "file"),
     ],
 )
 def test_the_environment_comes_first(at: Where, variable: str, platform: str) -> None:
@@ -82,7 +84,7 @@ def test_clouds_are_told_apart_at_one_address(at: Where, cloud: Cloud, platform:
 def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
     """`MIZZEN_PLATFORM` wins over everything, and no server is asked."""
     cloud = Gcp()
-    assert detect(at(cloud, MIZZEN_PLATFORM=platform, SLURM_JOB_ID="7")).platform == platform
+    assert detect(at(cloud, MIZZEN_PLATFORM=platform, SLURM_JOB_ID="7", MIZZEN_NOTICE_FILE="x")).platform == platform
     assert cloud.asked == []
 
 
@@ -180,3 +182,34 @@ def test_a_bad_address_is_an_error(at: Where) -> None:
     """An address that cannot be one is named, not passed over."""
     with pytest.raises(ValueError, match="metadata address 'ftp://x'"):
         detect(at("ftp://x"))
+
+
+def test_a_file_says_that_the_machine_goes(tmp_path: Path) -> None:
+    """While it is not there nothing was said; then what it says, or the kind and the window by default."""
+    path = tmp_path / "notice"
+    watcher = FileWatcher({"MIZZEN_NOTICE_FILE": str(path)}, clock=lambda: 100.0)
+    assert watcher.poll() is None
+    path.write_text("{}")
+    assert watcher.poll() == Notice("file", Kind.PREEMPT, 100.0, 130.0, True, "")
+    path.write_text('{"kind": "walltime", "ends_at": 107.5, "words": "lent until now"}')
+    assert watcher.poll() == Notice("file", Kind.WALLTIME, 100.0, 107.5, True, "lent until now")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "Expecting"),
+        ("[]", "must be a JSON object"),
+        ('{"kind": "soon"}', "kind: 'soon' must be one of preempt"),
+        ('{"ends_at": "noon"}', "ends_at: 'noon' must be seconds"),
+        ('{"ends_at": true}', "ends_at: True must be seconds"),
+    ],
+)
+def test_a_file_that_says_nothing_clear_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    """It names what is wrong; and so does a variable that is missing."""
+    path = tmp_path / "notice"
+    path.write_text(text)
+    with pytest.raises(MetadataError, match=says):
+        FileWatcher({"MIZZEN_NOTICE_FILE": str(path)}).poll()
+    with pytest.raises(ValueError, match="MIZZEN_NOTICE_FILE"):
+        FileWatcher({})

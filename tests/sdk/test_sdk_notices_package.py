@@ -25,10 +25,10 @@ assert outside == [], outside
 def test_the_public_names() -> None:
     """The names that others use are these."""
     assert set(notices.__all__) == {
-        "DEFAULT_MARGIN", "PREEMPTED_EXIT_CODE", "AgentWatcher", "AwsWatcher", "AzureWatcher", "Decision", "GcpWatcher",
-        "Kind", "KubernetesWatcher", "MetadataError", "Notice", "RunPodWatcher", "SigtermWatcher", "SlurmWatcher",
-        "VastWatcher", "Watcher", "Window", "acknowledge", "current", "decide", "detect", "exit_preempted", "preempted",
-        "unwatch", "watch", "watch_sigterm", "watcher", "watching",
+        "DEFAULT_MARGIN", "PREEMPTED_EXIT_CODE", "AgentWatcher", "AwsWatcher", "AzureWatcher", "Decision",
+        "FileWatcher", "GcpWatcher", "Kind", "KubernetesWatcher", "MetadataError", "Notice", "RunPodWatcher",
+        "SigtermWatcher", "SlurmWatcher", "VastWatcher", "Watcher", "Window", "acknowledge", "current", "decide",
+        "detect", "exit_preempted", "preempted", "unwatch", "watch", "watch_sigterm", "watcher", "watching",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = notices.nothing
@@ -72,6 +72,6 @@ def test_the_documented_platforms_are_all_of_them() -> None:
     }
     assert set(rows) == set(PLATFORMS)
     for platform, told in rows.items():
-        watcher = notices.detect({"MIZZEN_PLATFORM": platform})
+        watcher = notices.detect({"MIZZEN_PLATFORM": platform, "MIZZEN_NOTICE_FILE": "x"})
         assert platform == watcher.platform
         assert platform == "mizzen" or told.startswith(f"{watcher.window.seconds:g} s")

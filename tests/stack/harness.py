@@ -72,19 +72,22 @@ def processes_of(folder: Path) -> dict[int, str]:
 class Up:
     """One `mizzen up` and those that follow it on the same folder."""
 
-    def __init__(self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, **existing: str) -> None:
-        """`fleet`: None is the default one; `lost_s`: when a machine that does not answer is lost; `existing`: flags
-        that name services there are.
+    def __init__(
+        self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, settings: str = "", **existing: str
+    ) -> None:
+        """`fleet`: None is the default one; `lost_s`: when a machine that does not answer is lost; `settings`: more of
+        them, as YAML; `existing`: flags that name services there are.
         """
         self.folder = folder
         folder.mkdir(exist_ok=True)
         fleet = DEFAULT_FLEET.model_dump_json() if fleet is None else fleet
-        self._machines = sum(m["count"] for r in yaml.safe_load(fleet)["regions"] for m in r["clusters"][0]["machines"])
+        regions = yaml.safe_load(fleet)["regions"]
+        self._machines = sum(m["count"] for r in regions for c in r["clusters"] for m in c["machines"])
         self.existing = existing
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
         (folder / "fleet.yaml").write_text(fleet)
-        (folder / "config.yaml").write_text(CONFIG.format(lost_s=lost_s))
+        (folder / "config.yaml").write_text(CONFIG.format(lost_s=lost_s) + settings)
         self.process: subprocess.Popen[str] | None = None
         self._client: Client | None = None
 
@@ -154,6 +157,12 @@ class Up:
     def phase(self, workload: str) -> str:
         """A workload's phase."""
         return str(self.client().workload(workload)["phase"])
+
+    def machines_of(self, workload: str) -> list[str]:
+        """The machines on which its newest attempt is."""
+        held = self.client().allocations(workload)
+        newest = max(one["attempt"] for one in held)
+        return [one["machine"] for one in held if one["attempt"] == newest]
 
     def saved_step(self, workload: str) -> int | None:
         """The step of a workload's newest checkpoint: with one, the task that saves knows what a SIGTERM asks for."""

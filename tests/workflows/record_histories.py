@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from temporalio.client import Client, WorkflowHistory
@@ -25,15 +26,17 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 import workflows.house
 from domain.ids import region_queue
 from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
-from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
+from tests.workflows import test_instance, test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
 from tests.workflows.replays import HISTORIES
 from tests.workflows.servers import dev_server
 from tests.workflows.stand_ins import Auction, House
 from tests.workflows.stories import Story
+from tests.workflows.test_instance import Instance
 from tests.workflows.test_machine import Registered, said
 from workflows.house import HousekeepingWorkflow
+from workflows.instance import InstanceWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
@@ -182,6 +185,13 @@ async def _scrub(client: Client) -> WorkflowHistory:
     return history
 
 
+async def _instance(client: Client, life: Callable[[Instance], Awaitable[None]]) -> WorkflowHistory:
+    instance = Instance(client, "in-1")
+    async with serving(client, instance.id, [InstanceWorkflow], instance.ledger.all()):
+        await life(instance)
+    return await instance.handle.fetch_history()
+
+
 OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "scheduler": _scheduler,
     "dry-run": _dry_run,
@@ -189,6 +199,7 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "house": _house,
     "replica": _replica,
     "scrub": _scrub,
+    **{f"instance-{life.__name__.replace('_', '-')}": partial(_instance, life=life) for life in test_instance.LIVES},
 }
 
 

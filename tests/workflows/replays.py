@@ -8,6 +8,7 @@ from temporalio.worker import Replayer
 
 from infra.payloads import DATA_CONVERTER
 from workflows.house import HousekeepingWorkflow
+from workflows.instance import InstanceWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
 from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
@@ -20,7 +21,7 @@ WORKFLOWS: Mapping[str, type] = {
     workflow.__name__: workflow
     for workflow in (
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        ScrubWorkflow,
+        ScrubWorkflow, InstanceWorkflow,
     )
 }  # fmt: skip
 

@@ -16,6 +16,9 @@ from domain.protocol import (
     DryRunRequest,
     DryRunResult,
     Hello,
+    InstanceFacts,
+    InstanceMove,
+    InstanceRef,
     MachineNotice,
     ReplicateTable,
     ScanTicket,
@@ -112,6 +115,49 @@ class Registry(StandIns):
     @activity.defn(name=Activity.MACHINE_NOTICED.value)
     async def noticed(self, notice: MachineNotice) -> None:
         await self._called(Activity.MACHINE_NOTICED, notice)
+
+
+class Ledger(StandIns):
+    """One instance: what the ledger says of it, and its provider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = InstanceFacts(told=False, lost=False, ready=False, held=False)
+        self.launched = True
+        """What the provider answers to a launch; False: it refuses."""
+        self.ends_after = 1
+        """Asked so often to end it, the provider does not have it any more."""
+
+    def all(self) -> list[Callable[..., Any]]:
+        """The control queue's activities."""
+        return [self.launch, self.look, self.move, self.drain, self.terminate]
+
+    def phases(self) -> list[str]:
+        """The phases that it went through, each with the event that led there."""
+        return [f"{move.phase} {move.because}".strip() for move in self.requests(Activity.MOVE_INSTANCE)]
+
+    @activity.defn(name=Activity.LAUNCH_INSTANCE.value)
+    async def launch(self, ref: InstanceRef) -> bool:
+        await self._called(Activity.LAUNCH_INSTANCE, ref)
+        return self.launched
+
+    @activity.defn(name=Activity.LOOK_AT_INSTANCE.value)
+    async def look(self, ref: InstanceRef) -> InstanceFacts:
+        await self._called(Activity.LOOK_AT_INSTANCE, ref)
+        return self.facts
+
+    @activity.defn(name=Activity.MOVE_INSTANCE.value)
+    async def move(self, asked: InstanceMove) -> None:
+        await self._called(Activity.MOVE_INSTANCE, asked)
+
+    @activity.defn(name=Activity.DRAIN_INSTANCE.value)
+    async def drain(self, ref: InstanceRef) -> None:
+        await self._called(Activity.DRAIN_INSTANCE, ref)
+
+    @activity.defn(name=Activity.TERMINATE_INSTANCE.value)
+    async def terminate(self, ref: InstanceRef) -> bool:
+        await self._called(Activity.TERMINATE_INSTANCE, ref)
+        return len(self.requests(Activity.TERMINATE_INSTANCE)) >= self.ends_after
 
 
 class House(StandIns):

@@ -43,6 +43,8 @@ class _Application(LazyGroup):
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set what they may hold."),
             "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters; set their prices."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
+            "pools": Lazy("mizzen.cli.pools:pools", "List pools; set how many machines they have."),
+            "instances": Lazy("mizzen.cli.pools:instances", "List machines that were asked of providers; end them."),
             "costs": Lazy("mizzen.cli.fleet:costs", "Show what workloads cost."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
             "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, append or copy them."),

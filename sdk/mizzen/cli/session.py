@@ -230,6 +230,7 @@ complete_machine = _completing(lambda client: [machine["id"] for machine in clie
 complete_tenant = _completing(lambda client: [tenant["name"] for tenant in client.tenants()])
 complete_table = _completing(lambda client: [table["name"] for table in client.tables()])
 complete_region = _completing(lambda client: [region["name"] for region in client.regions()])
+complete_pool = _completing(lambda client: [f"{p['region']}/{p['name']}" for p in client.pools()])
 complete_cluster = _completing(lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
 TABLE = click.argument("name", shell_complete=complete_table)
 REGION = click.argument("region", shell_complete=complete_region)

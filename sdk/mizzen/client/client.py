@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from mizzen.client import following, views
 from mizzen.client.calls import path_of
+from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.errors import Invalid, UnknownReference
@@ -27,7 +28,7 @@ ROOM_PATIENCE_S = 86400.0
 """How long a submission waits for room in a full queue unless told otherwise: a day."""
 
 
-class Client(Data):
+class Client(Capacity, Data):
     """Talks to one API. Methods raise `mizzen.client.errors.ClientError`s and return the API's JSON (`views`).
 
     `patience_s` is how long a call is tried again while the API is unreachable or busy. A submission waits for up to

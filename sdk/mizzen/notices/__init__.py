@@ -26,6 +26,7 @@ training goes on after its save.
 | AWS | `aws` | instance metadata | 120 s |
 | GCP | `gcp` | instance metadata, SIGTERM, the age of a preemptible machine | 30 s |
 | Azure | `azure` | scheduled events | 30 s |
+| one of your own | `file` | a file at `MIZZEN_NOTICE_FILE` | what the file says, or 30 s |
 | any other | `sigterm` | SIGTERM | 10 s |
 
 `MIZZEN_NOTICE_WINDOW_S` sets the window where the site knows it better (not the agent's, which says its own), and
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from mizzen.notices.aws import AwsWatcher
     from mizzen.notices.azure import AzureWatcher
     from mizzen.notices.detection import detect
+    from mizzen.notices.file import FileWatcher
     from mizzen.notices.gcp import GcpWatcher
     from mizzen.notices.kubernetes import KubernetesWatcher
     from mizzen.notices.metadata import MetadataError
@@ -71,6 +73,7 @@ __all__ = [
     "AwsWatcher",
     "AzureWatcher",
     "Decision",
+    "FileWatcher",
     "GcpWatcher",
     "Kind",
     "KubernetesWatcher",
@@ -99,6 +102,7 @@ _HOMES = {
     "AgentWatcher": "agent",
     "AwsWatcher": "aws",
     "AzureWatcher": "azure",
+    "FileWatcher": "file",
     "GcpWatcher": "gcp",
     "KubernetesWatcher": "kubernetes",
     "MetadataError": "metadata",

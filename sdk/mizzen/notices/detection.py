@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DETECT_S = 1.0
 """How long the metadata servers have to answer."""
 
-PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "sigterm")
+PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "file", "sigterm")
 """In the order in which they are looked for: who starts the process before where it runs."""
 
 OF_PRIORS: Mapping[str, str | None] = {
@@ -63,6 +63,10 @@ def from_environment(environ: Mapping[str, str]) -> Watcher | None:
         return VastWatcher()
     if platform == "kubernetes":
         return KubernetesWatcher(environ)
+    if platform == "file":
+        from mizzen.notices.file import FileWatcher
+
+        return FileWatcher(environ)
     if platform == "sigterm":
         return SigtermWatcher(environ)
     if platform is None:
@@ -96,6 +100,8 @@ def _guess(environ: Mapping[str, str]) -> str | None:
         return "vast"
     if "KUBERNETES_SERVICE_HOST" in given:
         return "kubernetes"
+    if "MIZZEN_NOTICE_FILE" in given:
+        return "file"
     return None
 
 

@@ -1,0 +1,167 @@
+"""The effects of an instance's workflow: asking its provider, and writing what follows into the ledger."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.capacity.refusals import record_refusal, refusal_reason
+from activities.capacity.tokens import join_token
+from activities.lifecycle import handover
+from activities.lifecycle.machines import lose
+from capacity.offers import Offer, Shape
+from capacity.providers import LaunchRefused, LaunchRequest, Provider, ProviderUnavailable
+from domain.capacity import CapacityKind
+from domain.ids import machine_id
+from domain.protocol import Activity, InstanceFacts, InstanceMove, InstanceRef
+from domain.reasons import Reason, ReasonCode
+from infra.config import Settings
+from infra.db import events, outbox
+from infra.db.capacity import InstanceRow, LaunchRefusal
+from infra.db.draining import drain
+from infra.db.models import Allocation, Machine, Region
+from infra.db.session import transaction
+from lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePhase
+
+_BY = "mizzen"
+
+
+class InstanceActivities:
+    """Effects on instances."""
+
+    def __init__(self, engine: Engine, settings: Settings, providers: Mapping[str, Provider]) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._providers = providers
+
+    @activity.defn(name=Activity.LAUNCH_INSTANCE.value)
+    def launch(self, ref: InstanceRef) -> bool:
+        """Asks the provider for the machine, again and again with the same token, until it answers; False: it refused.
+
+        Nothing is asked for an instance that is to end.
+        """
+        with transaction(self._engine) as session:
+            row = session.get(InstanceRow, ref.instance)
+            if row is None or row.native_id is not None or row.ending is not None or row.gone_at is not None:
+                return True
+            request = self._request(session, row)
+        try:
+            native_id = self._provider(request.offer.provider).launch(request)
+        except LaunchRefused as refused:
+            with transaction(self._engine) as session:
+                record_refusal(session, ref.instance, request.offer, refused)
+            return False
+        except ProviderUnavailable as error:
+            raise ApplicationError(str(error), type="ProviderUnavailable") from None
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
+            if row.native_id is None:
+                row.native_id, row.launched_at = native_id, func.now()
+        return True
+
+    @activity.defn(name=Activity.LOOK_AT_INSTANCE.value)
+    def look(self, ref: InstanceRef) -> InstanceFacts:
+        """What the ledger says of it now."""
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, ref.instance)
+            machine = None if row.machine is None else session.get(Machine, row.machine)
+            return InstanceFacts(
+                told=row.ending is not None,
+                lost=row.lost_at is not None,
+                ready=machine is not None and machine.state == "ready",
+                held=row.machine is not None and _is_held(session, row.machine),
+            )
+
+    @activity.defn(name=Activity.MOVE_INSTANCE.value)
+    def move(self, asked: InstanceMove) -> None:
+        """Writes the next phase, why, and its event. What is gone takes its machine with it."""
+        phase = InstancePhase(asked.phase)
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, asked.instance, with_for_update=True)
+            if row.phase == phase.value:
+                return
+            if phase not in NEXT_INSTANCE_PHASES[InstancePhase(row.phase)]:
+                message = f"instance {row.id}: {phase.value} cannot follow {row.phase}"
+                raise ApplicationError(message, type="IllegalTransition", non_retryable=True)
+            reason = self._reason(session, row, phase, asked.because)
+            row.phase, row.reason = phase.value, reason
+            if phase is InstancePhase.READY:
+                row.ready_at = row.ready_at or func.now()
+            if phase in (InstancePhase.DRAINING, InstancePhase.GONE):
+                row.ending = row.ending or reason
+            if phase is InstancePhase.GONE:
+                row.gone_at = func.now()
+                machine = row.machine and session.get(Machine, row.machine, with_for_update=True)
+                if machine and machine.state != "lost":
+                    lose(session, machine)
+            detail = {"instance": row.id, "pool": row.pool}
+            events.record(
+                session, f"instance.{phase.value}", region=row.region, machine=row.machine, reason=reason, detail=detail
+            )
+
+    @activity.defn(name=Activity.DRAIN_INSTANCE.value)
+    def drain(self, ref: InstanceRef) -> None:
+        """Nothing new is placed on its machine, and what runs there goes elsewhere."""
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, ref.instance)
+            machine = row.machine and session.get(Machine, row.machine, with_for_update=True)
+            if machine and not machine.draining and row.ending is not None:
+                reason = Reason.from_json(row.ending)
+                drain(session, machine, reason, _BY)
+                events.record(session, "machine.draining", region=row.region, machine=machine.id, reason=reason)
+                outbox.wake_scheduler(session)
+
+    @activity.defn(name=Activity.TERMINATE_INSTANCE.value)
+    def terminate(self, ref: InstanceRef) -> bool:
+        """Asks the provider to end what it has of it; True: it has nothing any more."""
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, ref.instance)
+            name, native_id = row.provider, row.native_id
+        provider = self._provider(name)
+        try:
+            known = {found.native_id for found in provider.describe() if found.instance == ref.instance}
+            for one in sorted(known | ({native_id} if native_id is not None else set())):
+                provider.terminate(one)
+            return not known or all(found.instance != ref.instance for found in provider.describe())
+        except ProviderUnavailable as error:
+            raise ApplicationError(str(error), type="ProviderUnavailable") from None
+
+    def _provider(self, name: str) -> Provider:
+        try:
+            return self._providers[name]
+        except KeyError:
+            message = f"providers: {name}: is not in this worker's settings, and has instances in the ledger"
+            raise ApplicationError(message, type="UnknownProvider") from None
+
+    def _request(self, session: Session, row: InstanceRow) -> LaunchRequest:
+        shape = Shape(row.machine_type, row.gpus, row.gpu_type, row.cpus_milli, row.memory_bytes)
+        offer = Offer(row.provider, row.region, row.zone, CapacityKind(row.kind), shape, row.usd_per_h, 0.0)
+        machine = machine_id(row.region, row.cluster, row.id)
+        bucket_url = session.get_one(Region, row.region).bucket_url
+        return LaunchRequest(row.id, machine, offer, bucket_url, join_token(self._settings.master_key_path, row.id))
+
+    def _reason(self, session: Session, row: InstanceRow, phase: InstancePhase, because: str) -> dict[str, Any]:
+        if row.ending is not None and phase in (InstancePhase.DRAINING, InstancePhase.GONE):
+            return row.ending
+        what = {"provider": row.provider, "zone": row.zone, "kind": row.kind, "machine_type": row.machine_type}
+        if because == InstanceEvent.REFUSED and (refusal := session.get(LaunchRefusal, row.id)) is not None:
+            return refusal_reason(refusal).to_json()
+        if phase is InstancePhase.DRAINING:
+            waited_s = round((datetime.now(UTC) - (row.launched_at or row.requested_at)).total_seconds())
+            return Reason(ReasonCode.NEVER_JOINED, {"waited_s": waited_s}).to_json()
+        codes = {
+            InstancePhase.LAUNCHING: ReasonCode.LAUNCHING,
+            InstancePhase.JOINING: ReasonCode.AWAITING_AGENT,
+            InstancePhase.READY: ReasonCode.JOINED,
+        }
+        return Reason(codes.get(phase, ReasonCode.NOT_AT_PROVIDER), {**what, "pool": row.pool}).to_json()
+
+
+def _is_held(session: Session, machine: str) -> bool:
+    """Whether anybody holds something there, or tasks of those who did may still run: some save after their release."""
+    live = select(Allocation.workload).where(Allocation.machine == machine, Allocation.released_at.is_(None)).limit(1)
+    return session.scalar(live) is not None or bool(handover.unconfirmed(session, machine))

@@ -1,0 +1,18 @@
+"""Join tokens: what an instance is launched with, to show at its first hello that it is what was launched."""
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from infra.keys import load_master_key
+
+
+def join_token(master_key: Path, instance: str) -> str:
+    """The token of an instance. Nobody keeps it: it follows from the installation's master key.
+
+    So a launch that is asked for again, after a crash, gives the machine the same one.
+
+    Raises:
+        ConfigurationError: there is no master key here.
+    """
+    return hmac.new(load_master_key(master_key), f"join token {instance}".encode(), hashlib.sha256).hexdigest()

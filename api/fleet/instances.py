@@ -1,0 +1,146 @@
+"""Instances: the machines that were asked of providers, those that are gone too."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import Query
+from pydantic import Field
+from sqlalchemy import select
+
+from api.auth import Operator, Viewer
+from api.bodies import JsonOnly, Line
+from api.openapi import refusals
+from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
+from api.problems import Kind, Problem, not_found
+from api.routing import Router
+from api.state import StateOf
+from api.views import ReasonView, View, reason_view, write_audit
+from domain.capacity import CapacityKind
+from domain.reasons import Reason, ReasonCode
+from infra.db import outbox
+from infra.db.capacity import InstanceRow
+from lifecycle.instances import InstancePhase
+
+router = Router(prefix="/v1/instances", tags=["fleet"])
+_HOUR_S = 3600.0
+
+
+class InstanceView(View):
+    """One machine that was asked of a provider."""
+
+    id: str = Field(examples=["in-0jd5m2kq71r8w3aa"])
+    region: str
+    pool: str
+    cluster: str
+    provider: str
+    zone: str
+    kind: CapacityKind
+    machine_type: str
+    gpus: int
+    gpu_type: str | None
+    cpus: float
+    memory_bytes: int
+    usd_per_h: float = Field(description="When it was asked for")
+    usd: float = Field(description="What it has cost from its launch on, at that price")
+    phase: InstancePhase
+    reason: ReasonView | None = Field(description="Why it is in this phase")
+    ending: ReasonView | None = Field(description="Why it is to end; null: it is not")
+    native_id: str | None = Field(description="As the provider calls it")
+    machine: str | None = Field(description="Its machine's id, once its agent has announced itself")
+    requested_at: datetime
+    expected_at: datetime | None = Field(description="When its agent was expected, by the offer")
+    launched_at: datetime | None
+    ready_at: datetime | None = Field(description="When it first took work")
+    gone_at: datetime | None
+
+
+class InstanceList(View):
+    """A page of instances, the newest first."""
+
+    items: list[InstanceView]
+    next_cursor: NextCursor
+
+
+@router.get("", summary="List instances")
+def list_instances(
+    state: StateOf,
+    _: Viewer,
+    region: Annotated[Line | None, Query(description="Only this region's")] = None,
+    pool: Annotated[Line | None, Query(description="Only pools of this name")] = None,
+    gone: Annotated[bool, Query(description="Also those that are gone")] = False,
+    limit: Limit = MAX_ITEMS,
+    cursor: Cursor = None,
+) -> InstanceList:
+    """Instances, the newest first."""
+    wanted = select(InstanceRow).order_by(InstanceRow.id.desc()).limit(limit + 1)
+    if not gone:
+        wanted = wanted.where(InstanceRow.gone_at.is_(None))
+    if region is not None:
+        wanted = wanted.where(InstanceRow.region == region)
+    if pool is not None:
+        wanted = wanted.where(InstanceRow.pool == pool)
+    if cursor is not None:
+        wanted = wanted.where(InstanceRow.id < cursor)
+    with state.transaction() as session:
+        rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.id)
+        return InstanceList(items=[_view(row) for row in rows], next_cursor=following)
+
+
+@router.get("/{instance}", summary="An instance", responses=refusals(404))
+def get_instance(instance: str, state: StateOf, _: Viewer) -> InstanceView:
+    """One instance."""
+    with state.transaction() as session:
+        row = session.get(InstanceRow, instance)
+        if row is None:
+            raise not_found("instance", instance)
+        return _view(row)
+
+
+@router.post("/{instance}/end", summary="End an instance", dependencies=[JsonOnly], responses=refusals(404, 409))
+def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceView:
+    """Drains its machine, then has the provider end it. Its pool gets another one, unless it has too many."""
+    with state.transaction() as session:
+        row = session.get(InstanceRow, instance, with_for_update=True)
+        if row is None:
+            raise not_found("instance", instance)
+        if row.gone_at is not None:
+            raise Problem(
+                Kind.CONFLICT, f"instance {instance} is gone since {row.gone_at.isoformat(timespec='seconds')}"
+            )
+        if row.ending is None:
+            row.ending = Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": caller.id}).to_json()
+            outbox.instance(session, row.id)
+            write_audit(session, caller, "instance.end", row.id, machine=row.machine)
+        session.flush()
+        return _view(row)
+
+
+def _view(row: InstanceRow) -> InstanceView:
+    ended_at = row.gone_at or datetime.now(UTC)
+    hours = 0.0 if row.launched_at is None else (ended_at - row.launched_at).total_seconds() / _HOUR_S
+    return InstanceView(
+        id=row.id,
+        region=row.region,
+        pool=row.pool,
+        cluster=row.cluster,
+        provider=row.provider,
+        zone=row.zone,
+        kind=CapacityKind(row.kind),
+        machine_type=row.machine_type,
+        gpus=row.gpus,
+        gpu_type=row.gpu_type,
+        cpus=row.cpus_milli / 1000,
+        memory_bytes=row.memory_bytes,
+        usd_per_h=row.usd_per_h,
+        usd=max(0.0, hours) * row.usd_per_h,
+        phase=InstancePhase(row.phase),
+        reason=reason_view(row.reason),
+        ending=reason_view(row.ending),
+        native_id=row.native_id,
+        machine=row.machine,
+        requested_at=row.requested_at,
+        expected_at=row.expected_at,
+        launched_at=row.launched_at,
+        ready_at=row.ready_at,
+        gone_at=row.gone_at,
+    )

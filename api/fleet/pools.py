@@ -1,0 +1,148 @@
+"""Pools: how many machines of which offers there are to be."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Query, Response
+from pydantic import Field, StringConstraints
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from api.auth import Operator, Viewer
+from api.bodies import MAX_TEXT, Body, JsonOnly, Line
+from api.fleet.regions import find_region
+from api.openapi import refusals
+from api.problems import invalid, not_found
+from api.routing import Router
+from api.state import StateOf
+from api.views import ReasonView, View, reason_view, write_audit
+from domain.capacity import CapacityKind
+from domain.ids import NAME_PATTERN
+from infra.db import events
+from infra.db.capacity import InstanceRow, PoolRow
+
+router = Router(prefix="/v1/pools", tags=["fleet"])
+PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
+"""Short: the names of its clusters begin with it."""
+_MOST_MACHINES = 10_000
+_MOST_USD_PER_H = 1e6
+_Texts = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]], Field(max_length=100)]
+
+
+class PoolBody(Body):
+    """What is said of a pool; what is left out stays as it is, or as a new pool has it: of any offer, no machines."""
+
+    size: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
+        None, description="Machines that there are to be"
+    )
+    providers: _Texts | None = Field(None, description="Whose offers it may take, by their names; empty: any")
+    zones: _Texts | None = Field(None, description="In which zones; empty: any")
+    kinds: Annotated[list[CapacityKind], Field(max_length=4)] | None = Field(
+        None, description="Of which kinds of capacity; empty: any"
+    )
+    machine_types: _Texts | None = Field(None, description="Which types of machine; empty: any")
+    max_usd_per_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)] | None = Field(
+        None, description="What an hour of one machine may cost; null: any price"
+    )
+
+
+class PoolView(View):
+    """A pool, and how far it is from its size."""
+
+    region: str
+    name: str
+    size: int
+    providers: list[str]
+    zones: list[str]
+    kinds: list[CapacityKind]
+    machine_types: list[str]
+    max_usd_per_h: float | None
+    instances: dict[str, int] = Field(description="How many there are by phase", examples=[{"ready": 2, "joining": 1}])
+    usd_per_h: float = Field(description="What an hour of all its launched machines costs")
+    reason: ReasonView | None = Field(description="Why it has fewer machines than its size, and none is launched now")
+
+
+class PoolList(View):
+    """All pools, by region and name."""
+
+    items: list[PoolView]
+
+
+@router.get("", summary="List pools")
+def list_pools(
+    state: StateOf, _: Viewer, region: Annotated[Line | None, Query(description="Only this region's")] = None
+) -> PoolList:
+    """All pools, by region and name."""
+    wanted = select(PoolRow).order_by(PoolRow.region, PoolRow.name)
+    if region is not None:
+        wanted = wanted.where(PoolRow.region == region)
+    with state.transaction() as session:
+        return PoolList(items=_views(session, session.scalars(wanted).all()))
+
+
+@router.put("/{region}/{name}", summary="Make or change a pool", dependencies=[JsonOnly], responses=refusals(404))
+def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller: Operator) -> PoolView:
+    """Sets what is given. Machines that are missing are launched, and those that are too many drained and ended."""
+    changed = body.model_dump(mode="json", include=body.model_fields_set)
+    for field, value in changed.items():
+        if value is None and field != "max_usd_per_h":
+            raise invalid(field, "must be left out, or have a value")
+    with state.transaction() as session:
+        find_region(session, region)
+        row = session.get(PoolRow, (region, name), with_for_update=True)
+        if row is None:
+            row = PoolRow(region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[])
+            session.add(row)
+        for field, value in changed.items():
+            setattr(row, field, value)
+        write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)
+        events.record(session, "pool.set", region=region, detail={"pool": name, "by": caller.id, **changed})
+        session.flush()
+        return _views(session, [row])[0]
+
+
+@router.delete("/{region}/{name}", status_code=204, summary="Remove a pool", responses=refusals(404))
+def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Response:
+    """Forgets a pool. Its machines are drained and ended."""
+    with state.transaction() as session:
+        gone = delete(PoolRow).where(PoolRow.region == region, PoolRow.name == name).returning(PoolRow.name)
+        if session.scalar(gone) is None:
+            raise not_found("pool", f"{region}/{name}")
+        write_audit(session, caller, "pool.remove", f"{region}/{name}")
+        events.record(session, "pool.removed", region=region, detail={"pool": name, "by": caller.id})
+    return Response(status_code=204)
+
+
+def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
+    counted = (
+        select(
+            InstanceRow.region,
+            InstanceRow.pool,
+            InstanceRow.phase,
+            func.count(),
+            func.coalesce(func.sum(InstanceRow.usd_per_h).filter(InstanceRow.launched_at.is_not(None)), 0.0),
+        )
+        .where(InstanceRow.gone_at.is_(None))
+        .group_by(InstanceRow.region, InstanceRow.pool, InstanceRow.phase)
+    )
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    usd_per_h: dict[tuple[str, str], float] = {}
+    for region, pool, phase, count, usd in session.execute(counted):
+        counts.setdefault((region, pool), {})[phase] = count
+        usd_per_h[region, pool] = usd_per_h.get((region, pool), 0.0) + usd
+    return [
+        PoolView(
+            region=row.region,
+            name=row.name,
+            size=row.size,
+            providers=row.providers,
+            zones=row.zones,
+            kinds=[CapacityKind(kind) for kind in row.kinds],
+            machine_types=row.machine_types,
+            max_usd_per_h=row.max_usd_per_h,
+            instances=counts.get((row.region, row.name), {}),
+            usd_per_h=usd_per_h.get((row.region, row.name), 0.0),
+            reason=reason_view(row.reason),
+        )
+        for row in rows
+    ]

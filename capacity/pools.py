@@ -1,0 +1,103 @@
+"""Pools: how many machines of which offers there are to be, and what is to be launched and ended for that.
+
+A pool is MAST's dynamic cluster (3.1), seen from where its machines come from. Its machines are in one cluster for each
+zone and kind of capacity, since machines share both with their cluster.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from capacity.offers import Offer
+from domain.capacity import CapacityKind
+from lifecycle.instances import InstancePhase
+
+_HAD = (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING, InstancePhase.READY)
+"""Phases of instances that a pool has, or is about to have."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How many machines there are to be, and which."""
+
+    region: str
+    name: str
+    size: int
+    """Machines that there are to be."""
+    providers: tuple[str, ...] = ()
+    """Whose offers it may take; empty: any. So are the following."""
+    zones: tuple[str, ...] = ()
+    kinds: tuple[CapacityKind, ...] = ()
+    machine_types: tuple[str, ...] = ()
+    max_usd_per_h: float | None = None
+    """Of one machine; dearer offers are not taken."""
+
+    def takes(self, offer: Offer) -> bool:
+        """Whether it may have machines of an offer."""
+        allowed: Sequence[tuple[object, Collection[object]]] = (
+            (offer.provider, self.providers),
+            (offer.zone, self.zones),
+            (offer.kind, self.kinds),
+            (offer.shape.machine_type, self.machine_types),
+        )
+        return (
+            offer.region == self.region
+            and all(not names or value in names for value, names in allowed)
+            and (self.max_usd_per_h is None or offer.usd_per_h <= self.max_usd_per_h)
+        )
+
+
+def cluster_of(pool: str, offer: Offer) -> str:
+    """The cluster in which a pool's machines of an offer are."""
+    return f"{pool}-{offer.zone}-{offer.kind.value}".replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance of a pool, as far as it matters for the pool's size."""
+
+    id: str
+    phase: InstancePhase
+    busy: bool
+    """Something is held on its machine."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is to be done for a pool."""
+
+    launch: list[Offer] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
+    """Ids of instances."""
+    missing: int = 0
+    """Machines that nobody can be asked for now."""
+    offered: bool = True
+    """With `missing`: there are offers that it may take, and all of them were refused lately."""
+
+
+def changes(
+    pool: Pool,
+    instances: Sequence[Instance],
+    offers: Sequence[Offer],
+    refused: Collection[tuple[str, str, str, str]] = (),
+) -> Changes:
+    """What brings a pool to its size: the cheapest offers that it may take, or ends of those that cost least to end.
+
+    Args:
+        pool: its rules.
+        instances: all of it that are not gone.
+        offers: of all providers.
+        refused: keys of offers that were refused lately, which are not asked now.
+    """
+    had = [instance for instance in instances if instance.phase in _HAD]
+    missing = pool.size - len(had)
+    if missing < 0:
+        # Those first that are furthest from working, then those that do nothing, then the youngest.
+        order = sorted(had, key=lambda i: i.id, reverse=True)
+        order.sort(key=lambda i: (i.busy, _HAD.index(i.phase)))
+        return Changes(end=[instance.id for instance in order[:-missing]])
+    fitting = [offer for offer in offers if pool.takes(offer)]
+    possible = [offer for offer in fitting if offer.key not in refused]
+    if not missing or not possible:
+        return Changes(missing=missing, offered=bool(fitting))
+    cheapest = min(possible, key=lambda offer: (offer.usd_per_h, offer.start_s, offer.key))
+    return Changes(launch=[cheapest] * missing)

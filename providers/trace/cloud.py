@@ -1,0 +1,156 @@
+"""The cloud as a folder: a file for each machine, under one lock, so that several processes see the same."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infra.files import write_private
+from infra.machine_shape import MachineShape
+from providers.trace.market import Instance, Market
+from providers.trace.settings import TraceSettings
+
+_FORGET_S = 86400.0
+"""A machine that is gone for so long is forgotten: launched again with its token, it would be another one."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of the cloud, and how its agent is to announce itself."""
+
+    instance: Instance
+    number: int
+    """No two that are there have the same: their agents share this computer's ports."""
+    machine: str
+    region: str
+    machine_type: str
+    bucket_url: str
+    join_token: str
+
+    def to_json(self) -> str:
+        """For its file; what never ends has no end in it."""
+        body = asdict(self)
+        if math.isinf(self.instance.ends_at_s):
+            del body["instance"]["ends_at_s"]
+        return json.dumps(body)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Machine":
+        """What `to_json` wrote."""
+        body: dict[str, Any] = json.loads(text)
+        return cls(**{**body, "instance": Instance(**body["instance"])})
+
+
+class Cloud:
+    """One cloud. Every method looks first at what has happened by then."""
+
+    def __init__(self, settings: TraceSettings, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`folder` is made where it is not there; it holds secrets. `clock`: seconds since the epoch."""
+        self._settings = settings
+        self._folder = folder
+        self._clock = clock
+        (folder / "machines").mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            began = folder / "began"
+            if not began.exists():
+                write_private(began, repr(clock()))
+            self.market = Market(settings, float(began.read_text()))
+
+    def notice_file(self, native_id: str) -> Path:
+        """Where the cloud says that it takes a machine (`mizzen.notices.file`)."""
+        return self._folder / "machines" / f"{native_id}.notice"
+
+    def there(self) -> list[Machine]:
+        """The machines that it has now, also those that have not started."""
+        with self._locked():
+            return self._advance()
+
+    def started(self) -> list[Machine]:
+        """Those of them that run."""
+        now_s = self._clock()
+        return [machine for machine in self.there() if machine.instance.starts_at_s <= now_s]
+
+    def shape(self, machine: Machine) -> MachineShape:
+        """What of it work may use."""
+        return self._settings.machine_types[machine.machine_type]
+
+    def launch(self, token: str, zone: str, make: Callable[[Instance, int], Machine]) -> Machine | None:
+        """The machine of this token: the one that was launched with it before, or a new one; None: there is no room."""
+        native_id = f"tr-{token}"
+        with self._locked():
+            there = self._advance()
+            if (before := self._read(native_id)) is not None:
+                return before
+            now_s = self._clock()
+            if not self.market.has_room(zone, [one.instance for one in there], now_s):
+                return None
+            instance = Instance(native_id, token, zone, now_s, now_s + self.market.start_s(token))
+            taken = {one.number for one in there}
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            machine = make(instance, number)
+            self._write(machine)
+            return machine
+
+    def end(self, native_id: str) -> None:
+        """The machine is gone at once, if it is there."""
+        with self._locked():
+            found = self._read(native_id)
+            if found is not None and found.instance.is_there(self._clock()):
+                self._write(replace(found, instance=replace(found.instance, ends_at_s=self._clock())))
+
+    def take(self, native_id: str) -> None:
+        """The cloud takes a machine, as it does where a zone has too few: with its notice. For trials."""
+        with self._locked():
+            found = self._read(native_id)
+            if found is not None and math.isinf(found.instance.ends_at_s):
+                self._take(found, self.market.noticed(found.instance, self._clock()))
+
+    def _advance(self) -> list[Machine]:
+        """Takes what the cloud takes by now, forgets what is long gone; the machines that are there."""
+        now_s = self._clock()
+        machines = {}
+        for path in sorted((self._folder / "machines").glob("*.json")):
+            if (found := self._read(path.stem)) is None:
+                continue
+            if now_s > found.instance.ends_at_s + _FORGET_S:
+                path.unlink()
+                self.notice_file(path.stem).unlink(missing_ok=True)
+                continue
+            machines[path.stem] = found
+        for taken in self.market.taken([one.instance for one in machines.values()], now_s):
+            machines[taken.native_id] = self._take(machines[taken.native_id], taken)
+        return [one for one in machines.values() if one.instance.is_there(now_s)]
+
+    def _take(self, machine: Machine, taken: Instance) -> Machine:
+        machine = replace(machine, instance=taken)
+        if taken.ends_at_s > self._clock():
+            said = {"ends_at": taken.ends_at_s, "words": f"zone {taken.zone} has fewer machines"}
+            write_private(self.notice_file(taken.native_id), json.dumps(said))
+        self._write(machine)
+        return machine
+
+    def _read(self, native_id: str) -> Machine | None:
+        if "/" in native_id:
+            return None  # An id of another cloud.
+        try:
+            return Machine.from_json((self._folder / "machines" / f"{native_id}.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def _write(self, machine: Machine) -> None:
+        write_private(self._folder / "machines" / f"{machine.instance.native_id}.json", machine.to_json())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,92 @@
+"""The cloud as a provider."""
+
+from collections.abc import Sequence
+
+from capacity.offers import Offer, Shape
+from capacity.providers import Found, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from infra.config import Settings
+from providers.registry import providers_of
+from providers.trace.cloud import Cloud, Machine
+from providers.trace.market import Instance
+from providers.trace.settings import TraceSettings
+
+
+class TraceProvider:
+    """Launches machines of a cloud that follows traces."""
+
+    lists_late_s = 0.0
+
+    def __init__(self, name: str, settings: TraceSettings, cloud: Cloud) -> None:
+        self.name = name
+        self._settings = settings
+        self._cloud = cloud
+
+    def offers(self) -> Sequence[Offer]:
+        """See `Provider.offers`."""
+        return [
+            Offer(
+                self.name,
+                zone.region,
+                name,
+                zone.kind,
+                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
+                of.usd_per_h * zone.price_factor,
+                self._settings.start_median_s,
+            )
+            for name, zone in self._settings.zones.items()
+            for machine_type, of in self._settings.machine_types.items()
+        ]
+
+    def launch(self, request: LaunchRequest) -> str:
+        """See `Provider.launch`."""
+        offer = request.offer
+        if offer.zone not in self._settings.zones or offer.shape.machine_type not in self._settings.machine_types:
+            raise LaunchRefused(Refusal.REQUEST, f"there is no {offer.shape.machine_type} in {offer.zone}")
+
+        def make(instance: Instance, number: int) -> Machine:
+            return Machine(
+                instance, number, request.machine, offer.region, offer.shape.machine_type, request.bucket_url,
+                request.join_token,
+            )  # fmt: skip
+
+        try:
+            machine = self._cloud.launch(request.instance, offer.zone, make)
+        except OSError as error:
+            raise ProviderUnavailable(f"{self.name}: {error}") from None
+        if machine is None:
+            raise LaunchRefused(Refusal.CAPACITY, f"zone {offer.zone} has no machine left")
+        return machine.instance.native_id
+
+    def describe(self) -> Sequence[Found]:
+        """See `Provider.describe`."""
+        try:
+            there = [machine.instance for machine in self._cloud.there()]
+        except OSError as error:
+            raise ProviderUnavailable(f"{self.name}: {error}") from None
+        return [Found(one.native_id, one.token, one.launched_at_s) for one in there]
+
+    def terminate(self, native_id: str) -> None:
+        """See `Provider.terminate`."""
+        try:
+            self._cloud.end(native_id)
+        except OSError as error:
+            raise ProviderUnavailable(f"{self.name}: {error}") from None
+
+
+def _cloud(name: str, settings: TraceSettings, installation: Settings) -> Cloud:
+    return Cloud(settings, installation.data_dir / "providers" / name)
+
+
+def open_clouds(installation: Settings) -> list[Cloud]:
+    """The clouds of an installation: their machines run where this is called.
+
+    Raises:
+        ConfigurationError: what is said of one is not usable.
+    """
+    found = providers_of(installation, "trace")
+    return [_cloud(name, settings, installation) for name, settings in found.items()]
+
+
+def open_provider(name: str, settings: TraceSettings, installation: Settings) -> TraceProvider:
+    """The provider, with its cloud in the installation's data folder."""
+    return TraceProvider(name, settings, _cloud(name, settings, installation))

@@ -1,0 +1,147 @@
+"""Commands about pools, and the machines that were asked of providers for them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from mizzen.cli import words
+from mizzen.cli.exits import exit_of
+from mizzen.cli.output import Column, emit_list, emit_one
+from mizzen.cli.session import Commands, Session, complain, complete_pool, complete_region, finish
+from mizzen.client.errors import ClientError
+
+_KINDS = click.Choice(["reserved", "on_demand", "spot", "voluntary"])
+
+
+def _pool_name(pool: Mapping[str, Any]) -> str:
+    return f"{pool['region']}/{pool['name']}"
+
+
+def _takes(pool: Mapping[str, Any]) -> str:
+    parts = [",".join(pool[field]) for field in ("providers", "zones", "kinds", "machine_types") if pool[field]]
+    if pool["max_usd_per_h"] is not None:
+        parts.append(f"at most {words.usd(pool['max_usd_per_h'])}/h")
+    return "; ".join(parts) or "any offer"
+
+
+def _phases(pool: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count} {phase}" for phase, count in sorted(pool["instances"].items())) or "none"
+
+
+_POOL_COLUMNS = (
+    Column("POOL", _pool_name),
+    Column("SIZE", lambda p: str(p["size"]), right=True),
+    Column("MACHINES", _phases),
+    Column("$ AN HOUR", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
+    Column("TAKES", _takes, drop=3, flexible=True),
+    Column("WHY", lambda p: words.reason(p["reason"]), drop=1, flexible=True),
+)
+_INSTANCE_COLUMNS = (
+    Column("ID", lambda i: i["id"]),
+    Column("POOL", lambda i: f"{i['region']}/{i['pool']}"),
+    Column("PHASE", lambda i: i["phase"]),
+    Column("TYPE", lambda i: i["machine_type"]),
+    Column("ZONE", lambda i: i["zone"], drop=3),
+    Column("CAPACITY", lambda i: i["kind"].replace("_", " "), drop=2),
+    Column("AGE", lambda i: words.between(i["requested_at"], i["gone_at"]), drop=4, right=True),
+    Column("COST", lambda i: words.usd(i["usd"]), drop=5, right=True),
+    Column("PROVIDER", lambda i: i["provider"], wide=True),
+    Column("AS", lambda i: i["native_id"], wide=True),
+    Column("MACHINE", lambda i: i["machine"], wide=True),
+    Column("WHY", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
+)
+
+
+@click.group(cls=Commands)
+def pools() -> None:
+    """List pools; set how many machines they have."""
+
+
+@pools.command("list")
+@click.option("--region", shell_complete=complete_region, help="Only in this region.")
+@click.pass_obj
+def list_pools(session: Session, region: str | None) -> None:
+    """List pools."""
+    emit_list(session, session.client.pools(region), _POOL_COLUMNS, name=_pool_name)
+
+
+_POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_pool)
+
+
+def _split(pool: str) -> tuple[str, str]:
+    region, slash, name = pool.partition("/")
+    if not slash or not name or "/" in name:
+        raise click.BadParameter(f"{pool!r} is not of the form REGION/POOL", param_hint="REGION/POOL")
+    return region, name
+
+
+@pools.command("set")
+@_POOL
+@click.option("--size", type=click.IntRange(min=0), help="Machines that there are to be.")
+@click.option("--provider", "providers", multiple=True, help="Whose offers it may take; repeatable.")
+@click.option("--zone", "zones", multiple=True, help="In which zones; repeatable.")
+@click.option("--kind", "kinds", multiple=True, type=_KINDS, help="Of which kinds of capacity; repeatable.")
+@click.option("--machine-type", "machine_types", multiple=True, help="Which types of machine; repeatable.")
+@click.option("--any", "any_", is_flag=True, help="Any offer, but for what is given here.")
+@click.option("--max-usd-per-h", type=click.FloatRange(min=0), help="What an hour of a machine may cost.")
+@click.pass_obj
+def set_pool(session: Session, /, pool: str, any_: bool, **options: Any) -> None:
+    """Make a pool, or change what is given of it (operators).
+
+    Machines that are missing are launched; those that are too many are drained and ended.
+    """
+    region, name = _split(pool)
+    lists = ("providers", "zones", "kinds", "machine_types")
+    settings: dict[str, Any] = {field: list(options[field]) for field in lists if options[field] or any_}
+    if any_:
+        settings["max_usd_per_h"] = None
+    settings |= {field: options[field] for field in ("size", "max_usd_per_h") if options[field] is not None}
+    if not settings:
+        raise click.UsageError("nothing to set: give --size, or what offers it may take")
+    emit_list(session, [session.client.set_pool(region, name, **settings)], _POOL_COLUMNS, name=_pool_name)
+
+
+@pools.command("rm")
+@_POOL
+@click.pass_obj
+def remove_pool(session: Session, pool: str) -> None:
+    """Remove a pool; its machines are drained and ended (operators)."""
+    session.client.remove_pool(*_split(pool))
+    emit_one(session, {"removed": pool}, partial("removed {}".format, pool), name=pool)
+
+
+@click.group(cls=Commands)
+def instances() -> None:
+    """List machines that were asked of providers; end them."""
+
+
+@instances.command("list")
+@click.option("--region", shell_complete=complete_region, help="Only in this region.")
+@click.option("--pool", help="Only of pools of this name.")
+@click.option("--gone", is_flag=True, help="Also those that are gone.")
+@click.pass_obj
+def list_instances(session: Session, region: str | None, pool: str | None, gone: bool) -> None:
+    """List machines that were asked of providers, the newest first."""
+    emit_list(session, list(session.client.instances(region, pool, gone=gone)), _INSTANCE_COLUMNS)
+
+
+@instances.command("end")
+@click.argument("instance_ids", nargs=-1, required=True, metavar="INSTANCE...")
+@click.pass_obj
+def end_instances(session: Session, instance_ids: tuple[str, ...]) -> None:
+    """Drain machines, then have their providers end them (operators).
+
+    Their pools get others, unless they have too many.
+    """
+    done, code = [], 0
+    for instance in instance_ids:
+        try:
+            done.append(session.client.end_instance(instance))
+        except ClientError as error:
+            complain(error, f"{instance}: ")
+            code = code or exit_of(error)
+    if done:
+        emit_list(session, done, _INSTANCE_COLUMNS)
+    finish(code)

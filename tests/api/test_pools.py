@@ -1,0 +1,90 @@
+"""Pools and the machines that were asked of providers for them."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from infra.db.capacity import InstanceRow, PoolRow
+from infra.db.logs import Audit, Outbox
+from tests.api.test_fleet import act, get
+from tests.api.world import INSTANCE, World
+
+PATH = "/v1/pools/north/burst"
+
+
+async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
+    """What is left out stays; a new pool takes any offer and has no machines; who changed it is noted."""
+    made = await act(world, PATH, method="PUT", body={"size": 2, "kinds": ["spot"], "max_usd_per_h": 5})
+    assert made.status_code == 200
+    assert made.json() == {
+        "region": "north", "name": "burst", "size": 2, "providers": [], "zones": [], "kinds": ["spot"],
+        "machine_types": [], "max_usd_per_h": 5.0, "instances": {}, "usd_per_h": 0.0, "reason": None,
+    }  # fmt: skip
+    changed = (await act(world, PATH, method="PUT", body={"zones": ["za", "zb"], "max_usd_per_h": None})).json()
+    assert (changed["size"], changed["zones"], changed["max_usd_per_h"]) == (2, ["za", "zb"], None)
+    assert (await get(world, "/v1/pools"))["items"] == (await get(world, "/v1/pools", region="north"))["items"]
+    assert (await get(world, "/v1/pools", region="south"))["items"] == []
+    assert (await act(world, PATH, method="DELETE")).status_code == 204
+    assert (await act(world, PATH, method="DELETE")).status_code == 404
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all() == ["pool.set", "pool.set", "pool.remove"]
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"size": -1}, "size"),
+        ({"size": None}, "size"),
+        ({"size": 100_000}, "size"),
+        ({"size": 1.5}, "size"),
+        ({"kinds": ["cheap"]}, "kinds[0]"),
+        ({"kinds": None}, "kinds"),
+        ({"max_usd_per_h": -1}, "max_usd_per_h"),
+        ({"zones": [""]}, "zones[0]"),
+        ({"sise": 1}, "sise"),
+    ],
+)
+async def test_a_bad_pool_changes_nothing(shared_world: World, body: dict[str, Any], path: str) -> None:
+    """The field is named."""
+    answer = await act(shared_world, PATH, method="PUT", body=body)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+    with shared_world.session() as session:
+        assert session.get(PoolRow, ("north", "burst")) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/pools/mars/burst", 404), ("/v1/pools/north/Burst", 422), (f"/v1/pools/north/{'b' * 21}", 422)],
+)
+async def test_a_pool_is_of_a_region_and_has_a_short_name(shared_world: World, path: str, status: int) -> None:
+    """Names of clusters begin with it."""
+    assert (await act(shared_world, path, method="PUT", body={"size": 1})).status_code == status
+
+
+async def test_instances_are_listed_and_ended(world: World) -> None:
+    """Live ones, or all; ending one tells its workflow, once, and it says who wanted it."""
+    await act(world, PATH, method="PUT", body={"size": 1})
+    world.add_instance()
+    world.add_instance("in-0000000000000002", phase="gone")
+    (live,) = (await get(world, "/v1/instances", region="north", pool="burst"))["items"]
+    assert (live["id"], live["phase"], live["usd_per_h"], live["cpus"]) == (INSTANCE, "ready", 4.0, 16.0)
+    assert 0 < live["usd"] < 5
+    again = await get(world, f"/v1/instances/{INSTANCE}")
+    assert {**live, "usd": 0} == {**again, "usd": 0}
+    every = (await get(world, "/v1/instances", gone="true"))["items"]
+    assert [one["phase"] for one in every] == ["gone", "ready"]
+    first = await get(world, "/v1/instances", gone="true", limit="1")
+    rest = await get(world, "/v1/instances", gone="true", cursor=first["next_cursor"])
+    assert [one["id"] for page in (first, rest) for one in page["items"]] == [one["id"] for one in every]
+    assert (await get(world, "/v1/pools"))["items"][0]["instances"] == {"ready": 1}
+    assert (await get(world, "/v1/pools"))["items"][0]["usd_per_h"] == 4.0
+    for _ in range(2):
+        ended = await act(world, f"/v1/instances/{INSTANCE}/end")
+        assert (ended.status_code, ended.json()["ending"]["code"]) == (200, "ended_by_operator")
+    with world.session() as session:
+        mail = session.scalars(select(Outbox.body).where(Outbox.kind == "instance")).all()
+        assert list(mail) == [{"instance": INSTANCE}]
+        assert session.get_one(InstanceRow, INSTANCE).phase == "ready"
+    assert (await act(world, "/v1/instances/in-0000000000000002/end")).status_code == 409
+    assert (await act(world, "/v1/instances/in-9/end")).status_code == 404

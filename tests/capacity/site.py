@@ -1,0 +1,187 @@
+"""An installation whose machines are launched: worker, dispatcher and keeper are real, and so is the provider.
+
+Agents are stood in for: whatever the cloud has started says hello with its token, as its agent would.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, select
+from temporalio.client import Client
+
+from activities.capacity.keeper import Keeper
+from activities.lifecycle.dispatch import Dispatcher
+from activities.roles import control_worker
+from domain.protocol import Attend
+from infra.config import CapacitySettings
+from infra.db.capacity import InstanceRow, PoolRow
+from infra.db.logs import Event, Outbox
+from infra.db.models import Machine
+from infra.keys import load_master_key
+from lifecycle.instances import InstancePhase
+from providers.trace.cloud import Cloud
+from providers.trace.provider import TraceProvider
+from providers.trace.settings import TraceSettings
+from tests.activities.temporal import until
+from tests.activities.world import World
+from tests.capacity.unreliable import Unreliable
+
+CLOUD: dict[str, Any] = {
+    "zones": {
+        "za": {"region": "west", "most": 3},
+        "zb": {"region": "west", "most": 2, "price_factor": 3, "kind": "on_demand"},
+    },
+    "machine_types": {"small": {"gpus": 4, "gpu_type": "a100", "cpus": 16, "memory": "16GiB", "usd_per_h": 4}},
+    "start_median_s": 0,
+    "notice_s": 0,
+}
+
+
+class Site:
+    """The installation."""
+
+    def __init__(
+        self, engine: Engine, url: str, client: Client, folder: Path, cloud: Mapping[str, Any], **capacity_s: float
+    ) -> None:
+        self.world = World(engine, folder)
+        quick = {"interval_s": 0.2, "refused_pause_s": 1.0, "join_s": 20.0, "drain_s": 20.0, "lost_after_s": 1.0}
+        capacity = CapacitySettings(**{**quick, **capacity_s})
+        reconcile = self.world.settings.reconcile.model_copy(update={"disagree_s": 0.5})
+        self.settings = self.world.settings.model_copy(update={"capacity": capacity, "reconcile": reconcile})
+        load_master_key(self.settings.master_key_path, create=True)
+        self.client = client
+        self._url = url
+        self.cloud = Cloud(TraceSettings.model_validate(cloud), folder / "cloud")
+        self.provider = Unreliable(TraceProvider("sim", TraceSettings.model_validate(cloud), self.cloud))
+        self.silent = False
+        """Agents say nothing."""
+        self.world.region("west")
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        engine: Engine,
+        url: str,
+        client: Client,
+        folder: Path,
+        cloud: Mapping[str, Any] = CLOUD,
+        **capacity_s: float,
+    ) -> AsyncIterator["Site"]:
+        """A site at work, without its keeper: rounds are the tests'. `capacity_s`: as in the settings."""
+        site = cls(engine, url, client, folder, cloud, **capacity_s)
+        with ThreadPoolExecutor(8) as threads:
+            agents = asyncio.create_task(site._agents())
+            async with site.working(threads):
+                yield site
+            agents.cancel()
+            await asyncio.wait([agents])
+
+    @contextlib.asynccontextmanager
+    async def working(self, threads: ThreadPoolExecutor) -> AsyncIterator[None]:
+        """A worker and a dispatcher."""
+        world, providers = self.world, {"sim": self.provider}
+        worker = control_worker(self.client, world.engine, self.settings, threads, world.held, (), providers)
+        dispatcher = Dispatcher(world.engine, self._url, self.client, capacity=self.settings.capacity)
+        async with worker:
+            dispatching = asyncio.create_task(dispatcher.run())
+            try:
+                yield
+            finally:
+                dispatching.cancel()
+                await asyncio.wait([dispatching])
+
+    def keeper(self) -> Keeper:
+        """A new one, which remembers nothing."""
+        return Keeper(self.world.engine, self.settings, self.client, {"sim": self.provider})
+
+    async def _agents(self) -> None:
+        while True:
+            await asyncio.to_thread(self._say_hello)
+            await asyncio.sleep(0.05)
+
+    def _say_hello(self) -> None:
+        for one in self.cloud.started():
+            if self.silent or self.machine_state(one.machine) == "ready":
+                continue
+            instance = one.instance.token.partition(".")[0]
+            hello = self.world.hello(one.machine, 4, instance=instance, join_token=one.join_token)
+            if not self.world.machines.register(hello).refused:
+                self.world.machines.ready(Attend(one.machine, hello.incarnation, []))
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    def pool(self, size: int, **rules: Any) -> None:
+        """Sets the size and the rules of the pool `burst`."""
+        with self.world.session() as session:
+            row = session.get(PoolRow, ("west", "burst")) or PoolRow(region="west", name="burst")
+            session.add(row)
+            for field, value in {"size": size, **rules}.items():
+                setattr(row, field, value)
+
+    async def rounds_until(self, holds: Any, what: str, keeper: Keeper | None = None) -> Any:
+        """Rounds of a keeper until `holds`; its answer."""
+        keeping = asyncio.create_task(self._keep(keeper or self.keeper()))
+        try:
+            return await until(holds, what, 40.0)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    async def _keep(self, keeper: Keeper) -> None:
+        while True:
+            await keeper.round()
+            await asyncio.sleep(self.settings.capacity.interval_s)
+
+    # --------------------------------------------------------------------------------------------------- what is seen
+
+    def phases(self) -> dict[str, int]:
+        """How many instances are in each phase."""
+        out: dict[str, int] = {}
+        for row in self.rows():
+            out[row.phase] = out.get(row.phase, 0) + 1
+        return out
+
+    def rows(self, phase: InstancePhase | None = None) -> list[InstanceRow]:
+        """The ledger, the oldest first."""
+        wanted = select(InstanceRow).order_by(InstanceRow.id)
+        with self.world.session() as session:
+            rows = list(session.scalars(wanted if phase is None else wanted.where(InstanceRow.phase == phase.value)))
+            session.expunge_all()
+            return rows
+
+    def machine_state(self, machine: str) -> str | None:
+        """A machine's state; None: it is not known."""
+        with self.world.session() as session:
+            row = session.get(Machine, machine)
+            return None if row is None else row.state
+
+    def machines(self) -> set[str]:
+        """The machines that are known."""
+        with self.world.session() as session:
+            return set(session.scalars(select(Machine.id)))
+
+    def why_short(self) -> str | None:
+        """The code of the reason for which the pool has too few."""
+        with self.world.session() as session:
+            reason = session.get_one(PoolRow, ("west", "burst")).reason
+            return None if reason is None else str(reason["code"])
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The details of events of a kind."""
+        with self.world.session() as session:
+            return list(session.scalars(select(Event.detail).where(Event.kind == kind).order_by(Event.id)))
+
+    def mails(self, workload: str) -> list[str]:
+        """The kinds of mail to a workload, in order."""
+        mails = select(Outbox.body["kind"].astext).where(Outbox.workload == workload, Outbox.kind == "mail")
+        with self.world.session() as session:
+            return list(session.scalars(mails.order_by(Outbox.id)))
+
+    def natives(self) -> set[str]:
+        """What the cloud has."""
+        return {one.instance.native_id for one in self.cloud.there()}

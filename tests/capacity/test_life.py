@@ -1,0 +1,199 @@
+"""Instances from their request to their end, on a real Temporal server, a real Postgres and a cloud of traces."""
+
+import asyncio
+from pathlib import Path
+
+from sqlalchemy import Engine
+from temporalio.client import Client
+
+from capacity.offers import Offer
+from capacity.providers import LaunchRequest
+from domain import ids
+from domain.phases import Phase
+from lifecycle.instances import InstancePhase
+from tests.activities.world import job
+from tests.capacity.site import Site
+
+
+async def test_a_pool_grows_and_shrinks(site: Site) -> None:
+    """The cheapest first; what is too much goes, and nothing of it stays: no machine, no row of one, no workflow."""
+    site.pool(4)
+    await site.rounds_until(lambda: site.phases().get("ready") == 4, "four machines are ready")
+    there = site.rows()
+    assert sorted(row.zone for row in there if row.phase == "ready") == ["za", "za", "za", "zb"]
+    assert site.natives() == {row.native_id for row in there if row.phase == "ready"}
+    assert site.machines() == {row.machine for row in there if row.phase == "ready"}
+    site.pool(1)
+    await site.rounds_until(lambda: len(site.machines()) == 1, "three machines have left")
+    (left,) = site.rows(InstancePhase.READY)
+    assert site.natives() == {left.native_id}
+    assert {row.reason["code"] for row in site.rows(InstancePhase.GONE) if row.native_id and row.reason} == {
+        "pool_shrinks"
+    }
+    for row in site.rows(InstancePhase.GONE):
+        described = await site.client.get_workflow_handle(ids.instance_workflow_id(row.id)).describe()
+        assert described.status is not None
+        assert described.status.name == "COMPLETED"
+
+
+async def test_a_refusal_is_a_fact_and_the_next_offer_is_asked(site: Site) -> None:
+    """Where nothing is left the pool says why, and has more as soon as there is more."""
+    site.pool(6, kinds=["spot"])
+    await site.rounds_until(lambda: site.why_short() == "capacity_refused", "the pool says why it is short")
+    assert len(site.natives()) == 3
+    refused = [row for row in site.rows(InstancePhase.GONE) if row.reason]
+    assert {row.reason["code"] for row in refused if row.reason} == {"capacity_refused"}
+    site.pool(5, kinds=[])
+    await site.rounds_until(lambda: site.phases().get("ready") == 5, "the other zone is asked")
+    site.pool(6, kinds=["voluntary"])
+    await site.rounds_until(lambda: site.why_short() == "no_offer", "nobody offers such machines")
+
+
+async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
+    """A provider that does as it is told and does not say so is asked again with the same token."""
+    losing = ["launch", "launch", "terminate", "describe", "offers"]
+
+    def fault(method: str) -> str:
+        return "lost" if method in losing and not losing.remove(method) else ""  # type: ignore[func-returns-value]
+
+    site.provider.faults = fault
+    site.pool(2)
+    await site.rounds_until(lambda: site.phases().get("ready") == 2, "two machines are ready")
+    assert len(site.natives()) == 2
+    site.pool(0)
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both are gone")
+    assert losing == []
+    assert site.natives() == set()
+    assert site.events("instance.without_owner") == []
+
+
+async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
+    """Where a provider does not know client tokens, a launch whose answer was lost is found by its tag."""
+    site.provider.knows_tokens = False
+    losing = ["launch"]
+    site.provider.faults = lambda method: "lost" if losing and method == losing[0] and losing.pop() else ""
+    site.pool(1)
+    keeper = site.keeper()
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready", keeper)
+    await site.rounds_until(lambda: len(site.natives()) == 1, "the second one is ended", keeper)
+    (row,) = site.rows()
+    assert site.natives() == {row.native_id}
+    (told,) = site.events("instance.without_owner")
+    assert (told["instance"], told["why"]) == (row.id, "second")
+
+
+async def test_what_nobody_owns_is_ended_when_it_is_found_again(site: Site) -> None:
+    """One look proves nothing: it may be a list that lags."""
+    offer: Offer = site.provider.behind.offers()[0]
+    site.provider.behind.launch(LaunchRequest("in-stranger", "west/c/m", offer, "file:///b", "t"))
+    keeper = site.keeper()
+    await keeper.round()
+    assert len(site.natives()) == 1
+    await asyncio.sleep(site.settings.capacity.interval_s)
+    await keeper.round()
+    assert site.natives() == set()
+    (told,) = site.events("instance.without_owner")
+    assert told == {"provider": "sim", "native_id": "tr-in-stranger", "instance": "in-stranger", "why": "stray"}
+
+
+async def test_what_the_provider_took_is_lost_and_replaced(site: Site) -> None:
+    """Its machine is lost at once, not when its agent has been silent for long, and another one comes."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    (first,) = site.rows()
+    assert first.machine is not None
+    site.cloud.end(str(first.native_id))
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    gone, _ = site.rows()
+    assert gone.reason is not None
+    assert gone.reason["code"] == "not_at_provider"
+    await site.rounds_until(lambda: first.machine not in site.machines(), "its machine is forgotten")
+
+
+async def test_one_whose_agent_never_comes_is_ended_and_replaced(
+    database: Engine, database_url: str, client: Client, tmp_path: Path
+) -> None:
+    """After the time that the settings give it."""
+    async with Site.open(database, database_url, client, tmp_path, join_s=1.0) as site:
+        site.silent = True
+        site.pool(1)
+        await site.rounds_until(lambda: len(site.rows()) == 2, "another one is asked for")
+        site.silent = False
+        await site.rounds_until(lambda: site.phases().get("ready") == 1, "another one is ready")
+        first, *_ = site.rows()
+        assert first.reason is not None
+        assert first.reason["code"] == "never_joined"
+        await site.rounds_until(lambda: len(site.natives()) == 1, "the first is ended")
+
+
+async def test_one_whose_agent_is_away_is_ended_and_replaced(site: Site) -> None:
+    """Its machine is lost, and does not come back in time."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    (first,) = site.rows()
+    assert first.machine is not None
+    site.silent = True
+    site.world.machines.lost(site.world.attend(first.machine, "boot-1"))
+    await site.rounds_until(lambda: site.natives().isdisjoint({first.native_id}), "it is ended")
+    site.silent = False
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    (gone,) = site.rows(InstancePhase.GONE)
+    assert gone.reason is not None
+    assert gone.reason["code"] == "agent_away"
+
+
+async def test_one_that_is_to_end_waits_for_what_runs_there(site: Site) -> None:
+    """Its machine is drained first, and nothing is ended while something is held there, or may still be saved."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    (row,) = site.rows()
+    site.world.tenant()
+    workload = site.world.submit(job())
+    await asyncio.to_thread(site.world.tick)
+    assert list(site.world.holdings(workload)) == [row.machine]
+    site.pool(0)
+    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "it is draining")
+    await site.rounds_until(lambda: "preempt" in site.mails(workload), "what runs there is told to save")
+    await asyncio.sleep(1.5)
+    assert site.natives() == {row.native_id}
+    # Released, but its agent could not be asked: its tasks may still save.
+    site.world.release(workload, Phase.PREEMPTED, silent=[str(row.machine)])
+    await asyncio.sleep(1.5)
+    assert site.natives() == {row.native_id}
+    site.world.machines.ready(site.world.attend(str(row.machine), stop=[f"{workload}.1"]))
+    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "it is gone")
+    assert site.natives() == set()
+
+
+async def test_a_workflow_that_is_gone_is_started_again_from_the_ledger(site: Site) -> None:
+    """In any phase: Temporal's state may be lost at any time."""
+    site.silent = True
+    site.pool(2)
+    await site.rounds_until(lambda: site.phases() == {"joining": 2}, "two are launched")
+    await _lose_workflows(site)
+    site.silent = False
+    await site.rounds_until(lambda: site.phases() == {"ready": 2}, "both are ready")
+    await _lose_workflows(site)
+    site.pool(0)
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both are gone")
+    assert site.natives() == set()
+
+
+async def _lose_workflows(site: Site) -> None:
+    for row in site.rows():
+        workflow = site.client.get_workflow_handle(ids.instance_workflow_id(row.id))
+        await workflow.terminate(reason="lost")
+
+
+async def test_a_provider_that_does_not_answer_holds_up_nothing_for_good(site: Site) -> None:
+    """While it is away nothing is launched twice, forgotten or given up; then all goes on."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    site.provider.faults = lambda _: "away"
+    site.pool(0)
+    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "it is to end")
+    await asyncio.sleep(1.0)
+    assert len(site.natives()) == 1
+    site.provider.faults = lambda _: ""
+    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "it is gone")
+    assert site.natives() == set()

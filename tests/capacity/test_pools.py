@@ -1,0 +1,104 @@
+"""What a pool launches and ends, and how the ledger is compared with a provider's list."""
+
+from dataclasses import replace
+
+import pytest
+
+from capacity.auditing import Differences, Entry, compare
+from capacity.offers import Offer, Shape
+from capacity.pools import Changes, Instance, Pool, changes, cluster_of
+from capacity.providers import Found
+from domain.capacity import CapacityKind
+from domain.ids import is_name
+from lifecycle.instances import InstancePhase
+
+SHAPE = Shape("small", 4, "a100", 16_000, 64 << 30)
+CHEAP = Offer("sim", "west", "za", CapacityKind.SPOT, SHAPE, 4.0, 30.0)
+DEAR = replace(CHEAP, zone="zb", kind=CapacityKind.ON_DEMAND, usd_per_h=12.0)
+POOL = Pool("west", "burst", 2)
+
+
+def instance(number: int, phase: InstancePhase = InstancePhase.READY, *, busy: bool = False) -> Instance:
+    """An instance; greater numbers are younger."""
+    return Instance(f"in-{number}", phase, busy)
+
+
+def test_what_is_missing_is_launched_where_it_is_cheapest() -> None:
+    """One launch for each machine that is missing; what is under way is not missing."""
+    assert changes(POOL, [], [DEAR, CHEAP]) == Changes(launch=[CHEAP, CHEAP])
+    under_way = [instance(1, InstancePhase.REQUESTED), instance(2, InstancePhase.JOINING)]
+    assert changes(POOL, under_way[:1], [DEAR, CHEAP]) == Changes(launch=[CHEAP])
+    assert changes(POOL, under_way, [DEAR, CHEAP]) == Changes()
+
+
+def test_what_was_refused_is_not_asked_again() -> None:
+    """The next cheapest comes, and where there is none it is said how many are missing, and if any was offered."""
+    assert changes(POOL, [], [DEAR, CHEAP], {CHEAP.key}) == Changes(launch=[DEAR, DEAR])
+    assert changes(POOL, [], [CHEAP], {CHEAP.key}) == Changes(missing=2)
+    assert changes(POOL, [instance(1)], []) == Changes(missing=1, offered=False)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ({"zones": ("zb",)}, DEAR),
+        ({"kinds": (CapacityKind.ON_DEMAND,)}, DEAR),
+        ({"kinds": (CapacityKind.RESERVED,)}, None),
+        ({"providers": ("sim",)}, CHEAP),
+        ({"providers": ("aws",)}, None),
+        ({"machine_types": ("small", "large")}, CHEAP),
+        ({"machine_types": ("large",)}, None),
+        ({"max_usd_per_h": 4.0}, CHEAP),
+        ({"max_usd_per_h": 3.99}, None),
+        ({"region": "east"}, None),
+    ],
+)
+def test_a_pool_takes_only_what_it_may(rule: dict[str, object], wanted: Offer | None) -> None:
+    """Each rule by itself."""
+    launch = changes(replace(POOL, size=1, **rule), [], [DEAR, CHEAP]).launch  # type: ignore[arg-type]
+    assert launch == ([] if wanted is None else [wanted])
+
+
+def test_what_is_too_much_ends_where_it_hurts_least() -> None:
+    """Idle machines before busy ones, those that are not ready before those that are, the youngest first."""
+    there = [
+        instance(1, busy=True),
+        instance(2),
+        instance(3),
+        instance(4, InstancePhase.JOINING),
+        instance(5, InstancePhase.REQUESTED),
+        instance(6, busy=True),
+    ]
+    order = ["in-5", "in-4", "in-3", "in-2", "in-6", "in-1"]
+    for size in range(6):
+        assert changes(replace(POOL, size=size), there, [CHEAP]) == Changes(end=order[: 6 - size])
+
+
+def test_clusters_of_a_pool_have_names() -> None:
+    """One for each zone and kind."""
+    names = {cluster_of("burst", offer) for offer in (CHEAP, DEAR)}
+    assert names == {"burst-za-spot", "burst-zb-on-demand"}
+    assert all(map(is_name, names))
+
+
+def test_prices_are_of_gpus_or_of_cores() -> None:
+    """A machine's price is that of its GPUs; one without has a price by core."""
+    assert CHEAP.prices() == {"a100": 1.0}
+    cpus = replace(CHEAP, shape=replace(SHAPE, gpus=0, gpu_type=None))
+    assert cpus.prices() == {"cpu": 0.25}
+
+
+def test_the_ledger_is_compared_with_what_a_provider_has() -> None:
+    """Without an owner, a second one, missing; what may still be under way is none of these."""
+    entries = {
+        "in-1": Entry("a", 0.0),
+        "in-2": Entry("b", 0.0),
+        "in-3": Entry("c", 95.0),
+        "in-4": Entry(None, None),
+        "in-5": Entry("e", 0.0),
+    }
+    found = [Found("a", "in-1", 0), Found("x", "in-1", 0), Found("d", "in-4", 0), Found("z", "in-9", 0)]
+    assert compare(entries, found, 100.0, 10.0) == Differences(
+        strays={"z": "in-9"}, seconds={"x": "in-1"}, missing=["in-2", "in-5"]
+    )
+    assert compare(entries, found, 100.0, 1000.0).missing == []

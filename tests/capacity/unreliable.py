@@ -1,0 +1,77 @@
+"""A provider between mizzen and another, on which a test's or chance's faults can be put."""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from capacity.offers import Offer
+from capacity.providers import Found, LaunchRequest, Provider, ProviderUnavailable
+
+T = TypeVar("T")
+
+
+class Unreliable:
+    """Answers as the provider behind it, unless it is told otherwise."""
+
+    def __init__(self, behind: Provider) -> None:
+        self.name = behind.name
+        self.lists_late_s = behind.lists_late_s
+        self.behind = behind
+        self.asked: list[str] = []
+        """Methods that were called, in order."""
+        self.faults: Callable[[str], str] = lambda _: ""
+        """Method to `away` (nothing is done), `lost` (done, and the answer is lost), `late`, `twice`, or nothing."""
+        self.knows_tokens = True
+        """False: each launch is another machine, with the same tag."""
+        self._lock = threading.Lock()
+
+    def by_chance(self, seed: int, share: float) -> None:
+        """From now on so many of the calls go wrong, in any way."""
+        chance = random.Random(seed)
+
+        def fault(_: str) -> str:
+            with self._lock:
+                return chance.choice(("away", "lost", "late", "twice")) if chance.random() < share else ""
+
+        self.faults = fault
+
+    def offers(self) -> Sequence[Offer]:
+        """See `Provider.offers`."""
+        return self._through("offers", self.behind.offers)
+
+    def launch(self, request: LaunchRequest) -> str:
+        """See `Provider.launch`."""
+        numbers = itertools.count()
+
+        def launch() -> str:
+            token = f"{request.instance}.{len(self.asked)}.{next(numbers)}"
+            return self.behind.launch(request if self.knows_tokens else replace(request, instance=token))
+
+        return self._through("launch", launch)
+
+    def describe(self) -> Sequence[Found]:
+        """See `Provider.describe`."""
+        found = self._through("describe", self.behind.describe)
+        return [replace(one, instance=one.instance.partition(".")[0]) for one in found]
+
+    def terminate(self, native_id: str) -> None:
+        """See `Provider.terminate`."""
+        self._through("terminate", lambda: self.behind.terminate(native_id))
+
+    def _through(self, method: str, ask: Callable[[], T]) -> T:
+        self.asked.append(method)
+        fault = self.faults(method)
+        if fault == "away":
+            raise ProviderUnavailable(f"{method}: no answer")
+        if fault == "late":
+            time.sleep(0.3)
+        if fault == "twice":
+            ask()
+        answer = ask()
+        if fault == "lost":
+            raise ProviderUnavailable(f"{method}: the answer is lost")
+        return answer

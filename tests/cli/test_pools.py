@@ -1,0 +1,59 @@
+"""What operators do with pools and instances, against the real API."""
+
+import json
+
+from infra.db.capacity import InstanceRow
+from infra.db.session import transaction
+from mizzen.cli.app import run
+from tests.cli.service import Capture, Service
+
+
+def test_operators_set_pools(as_operator: Service, capsys: Capture) -> None:
+    """What is given changes, the rest stays; `--any` takes rules back; a mistake is named and changes nothing."""
+    what = ["pools", "set", "north/burst"]
+    assert run([*what, "--size", "2", "--kind", "spot", "--zone", "za", "--max-usd-per-h", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "north/burst" in out
+    assert "za; spot; at most $5.00/h" in out
+    assert run([*what, "--any", "--machine-type", "small"]) == 0
+    assert run(["pools", "list", "-o", "json"]) == 0
+    out = capsys.readouterr().out
+    [pool] = json.loads(out[out.index("[") :])
+    assert (pool["size"], pool["kinds"], pool["machine_types"], pool["max_usd_per_h"]) == (2, [], ["small"], None)
+    for wrong, complaint in (
+        (what, "nothing to set"),
+        ([*what, "--size", "-1"], "--size"),
+        ([*what, "--kind", "cheap"], "cheap"),
+        (["pools", "set", "burst", "--size", "1"], "REGION/POOL"),
+        (["pools", "set", "mars/burst", "--size", "1"], "mars"),
+        (["pools", "rm", "north/other"], "north/other"),
+    ):
+        assert run(wrong) != 0
+        assert complaint in capsys.readouterr().err
+    assert run(["pools", "rm", "north/burst"]) == run(["pools"]) == 0
+    assert "north/burst" not in capsys.readouterr().out.partition("removed north/burst")[2]
+
+
+def test_operators_end_instances(as_operator: Service, capsys: Capture) -> None:
+    """They are listed with what they cost and why they are as they are; several are ended at once."""
+    with transaction(as_operator.engine) as session:
+        for number in (1, 2):
+            session.add(
+                InstanceRow(
+                    id=f"in-{number}", region="north", pool="burst", cluster="burst-za-spot", provider="sim", zone="za",
+                    kind="spot", machine_type="small", gpus=4, gpu_type="a100", cpus_milli=1000, memory_bytes=1,
+                    usd_per_h=4.0, phase="ready",
+                )
+            )  # fmt: skip
+    assert run(["instances"]) == run(["instances", "list", "--pool", "burst", "-o", "wide"]) == 0
+    out = capsys.readouterr().out
+    assert "in-1" in out
+    assert "north/burst" in out
+    assert run(["instances", "end", "in-1", "in-9"]) == 3
+    out, err = capsys.readouterr()
+    assert "in-9" in err
+    assert run(["instances", "list", "-o", "json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["in-1"]["ending"]["sentence"].startswith("ended by")
+    assert rows["in-2"]["ending"] is None
+    assert run(["instances", "list", "--pool", "other"]) == 0

@@ -1,0 +1,156 @@
+"""The life of an instance: which steps follow each other on a Temporal server. What they do is tests/capacity's."""
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+
+from domain.protocol import Activity, InstanceInput
+from lifecycle.instances import LATEST_INSTANCES
+from tests.workflows.agents import until
+from tests.workflows.lab import handled, serving
+from tests.workflows.replays import replay
+from tests.workflows.stand_ins import Ledger
+from workflows.instance import InstanceWorkflow
+
+_NUMBERS = itertools.count(1)
+
+
+class Instance:
+    """One instance's workflow, and its ledger."""
+
+    def __init__(self, client: Client, id_: str) -> None:
+        self.id = id_
+        self.ledger = Ledger()
+        self._client = client
+
+    async def begins(self, phase: str = "requested", **more: float) -> None:
+        """Its workflow starts as the dispatcher starts it."""
+        times = {"join_s": 60.0, "drain_s": 60.0, **more}
+        self.handle: WorkflowHandle[InstanceWorkflow, None] = await self._client.start_workflow(
+            InstanceWorkflow.run,
+            InstanceInput(self.id, phase, LATEST_INSTANCES, **times),
+            id=f"instance/{self.id}",
+            task_queue=self.id,
+            start_signal="look",
+        )
+
+    async def told(self, **facts: bool) -> None:
+        """The ledger says something else from now on, and the workflow is told to look."""
+        self.ledger.facts = replace(self.ledger.facts, **facts)
+        await self.handle.signal(InstanceWorkflow.look)
+
+    async def comes_to(self, *phases: str) -> None:
+        """Waits until it went through exactly these phases, and has nothing left to do."""
+        await until(lambda: len(self.ledger.phases()) >= len(phases), f"{phases}, it is {self.ledger.phases()}")
+        await handled(self.handle)
+        assert self.ledger.phases() == list(phases)
+
+
+async def whole_life(instance: Instance) -> None:
+    """It is launched, joins, is told to end while something runs there, and ends at the second asking."""
+    instance.ledger.ends_after = 2
+    await instance.begins()
+    await instance.comes_to("launching", "joining done")
+    await instance.told(ready=True)
+    await instance.comes_to("launching", "joining done", "ready done")
+    await instance.told(told=True, held=True)
+    await until(lambda: len(instance.ledger.requests(Activity.LOOK_AT_INSTANCE)) >= 7, "it waits for what runs there")
+    await instance.told(held=False)
+    await instance.handle.result()
+    assert instance.ledger.phases()[3:] == ["draining told to end", "gone done"]
+    assert instance.ledger.names().count("instance.terminate") == 2
+    assert instance.ledger.names().index("instance.drain") < instance.ledger.names().index("instance.terminate")
+
+
+async def refused(instance: Instance) -> None:
+    """A provider that refuses has nothing to end."""
+    instance.ledger.launched = False
+    await instance.begins()
+    await instance.handle.result()
+    assert instance.ledger.phases() == ["launching", "gone refused"]
+    assert "instance.terminate" not in instance.ledger.names()
+
+
+async def lost(instance: Instance) -> None:
+    """What is lost is not drained, but its provider is asked to end it all the same."""
+    instance.ledger.facts = replace(instance.ledger.facts, ready=True)
+    await instance.begins()
+    await instance.comes_to("launching", "joining done", "ready done")
+    await instance.told(lost=True, told=True)
+    await instance.handle.result()
+    assert instance.ledger.phases()[3:] == ["draining lost", "gone done"]
+    assert "instance.drain" not in instance.ledger.names()
+
+
+async def told_in_launch(instance: Instance) -> None:
+    """A launch that nobody wants any more is not waited for; the provider is asked to end what it may have."""
+    instance.ledger.errors[Activity.LAUNCH_INSTANCE] = [ApplicationError("no answer") for _ in range(20)]
+    await instance.begins()
+    await until(lambda: "instance.launch" in instance.ledger.names(), "it is asked")
+    await instance.told(told=True)
+    await instance.handle.result()
+    assert instance.ledger.phases() == ["launching", "draining told to end", "gone done"]
+
+
+async def never_joins(instance: Instance) -> None:
+    """After its time it is ended, without having been ready."""
+    await instance.begins(join_s=0.3)
+    await instance.handle.result()
+    assert instance.ledger.phases() == ["launching", "joining done", "draining timed out", "gone done"]
+
+
+async def drained_for_long(instance: Instance) -> None:
+    """What does not leave in time is not waited for."""
+    instance.ledger.facts = replace(instance.ledger.facts, told=True, held=True, ready=True)
+    await instance.begins("ready", drain_s=0.7)
+    await instance.handle.result()
+    assert instance.ledger.phases() == ["ready", "draining told to end", "gone done"]
+
+
+LIVES = [whole_life, refused, lost, told_in_launch, never_joins, drained_for_long]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def instance(dev_client: Client) -> AsyncIterator[Instance]:
+    """One that nobody has asked for yet. Whatever it lives through must replay."""
+    number = next(_NUMBERS)
+    one = Instance(dev_client, f"in-{number}")
+    async with serving(dev_client, one.id, [InstanceWorkflow], one.ledger.all()):
+        yield one
+        await replay(await one.handle.fetch_history())
+
+
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
+async def test_a_life(instance: Instance, life) -> None:  # type: ignore[no-untyped-def]
+    """Each as its own words say."""
+    await life(instance)
+
+
+@pytest.mark.parametrize(
+    ("phase", "then"),
+    [
+        ("launching", ["launching", "joining done", "ready done"]),
+        ("joining", ["joining", "ready done"]),
+        ("ready", ["ready"]),
+    ],
+)
+async def test_a_successor_goes_on_where_the_ledger_is(instance: Instance, phase: str, then: list[str]) -> None:
+    """A workflow that takes the place of one that is gone begins with the step of the phase."""
+    instance.ledger.facts = replace(instance.ledger.facts, ready=True)
+    await instance.begins(phase)
+    await instance.comes_to(*then)
+    await instance.told(told=True)
+    await instance.handle.result()
+
+
+async def test_a_successor_drains_on(instance: Instance) -> None:
+    """Also while its machine is being drained."""
+    instance.ledger.facts = replace(instance.ledger.facts, told=True, ready=True)
+    await instance.begins("draining")
+    await instance.handle.result()
+    assert instance.ledger.phases() == ["draining", "gone done"]

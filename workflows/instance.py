@@ -1,0 +1,163 @@
+"""An instance's life: launch, wait for its agent, serve, drain, terminate, by the table in `lifecycle.instances`."""
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+with workflow.unsafe.imports_passed_through():
+    from domain.protocol import Activity, InstanceFacts, InstanceInput, InstanceMove, InstanceRef
+    from lifecycle.instances import (
+        FIRST_STEPS,
+        INSTANCE_TABLES,
+        InstanceEvent,
+        InstancePhase,
+        InstanceStep,
+    )
+    from workflows.effects import give_up, record
+
+_ASKS_S = 120.0
+"""How long one call of a provider may take."""
+_AGAIN = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+"""Between two looks at what nobody announces: that a machine is empty, that a provider's list has forgotten it."""
+
+
+@workflow.defn(name="InstanceWorkflow")
+class InstanceWorkflow:
+    """One for each instance, until it is gone. The ledger says all that it needs to know; a signal says to look."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._ref = InstanceRef("")
+
+    @workflow.signal
+    def look(self) -> None:
+        """Something changed in the ledger."""
+        self._looks += 1
+
+    @workflow.run
+    async def run(self, start: InstanceInput) -> None:
+        """Goes from step to step. A workflow that takes the place of one that is gone begins at the phase's step."""
+        self._ref = InstanceRef(start.instance)
+        steps = {
+            InstanceStep.LAUNCH: self._launch,
+            InstanceStep.AWAIT_AGENT: lambda: self._await_agent(start.join_s),
+            InstanceStep.SERVE: self._serve,
+            InstanceStep.DRAIN: lambda: self._drain(start.drain_s),
+            InstanceStep.TERMINATE: self._terminate,
+        }
+        table = INSTANCE_TABLES[start.table]
+        step: InstanceStep | None = FIRST_STEPS[InstancePhase(start.phase)]
+        event: InstanceEvent | None = None
+        shown: InstancePhase | None = None
+        while step is not None:
+            if table[step].phase is not shown:
+                shown = table[step].phase
+                await self._show(shown, event)
+            event = await steps[step]()
+            step = table[step].after[event]
+        await self._show(InstancePhase.GONE, event)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+
+    async def _show(self, phase: InstancePhase, because: InstanceEvent | None) -> None:
+        moved = InstanceMove(self._ref.instance, phase.value, "" if because is None else because.value)
+        await record(Activity.MOVE_INSTANCE, moved)
+
+    async def _look(self) -> InstanceFacts:
+        return await record(Activity.LOOK_AT_INSTANCE, self._ref, InstanceFacts)
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    async def _launch(self) -> InstanceEvent:
+        """Asks the provider until it answers, or nobody wants the machine any more."""
+        asking = workflow.start_activity(
+            Activity.LAUNCH_INSTANCE.value,
+            self._ref,
+            result_type=bool,
+            start_to_close_timeout=timedelta(seconds=_ASKS_S),
+            retry_policy=_AGAIN,
+        )
+        while not asking.done():
+            seen = self._looks
+            if (await self._look()).told:
+                give_up(asking)
+                return InstanceEvent.TOLD
+            await workflow.wait_condition(partial(self._heard, asking, seen))
+        launched: bool = await asking
+        return InstanceEvent.DONE if launched else InstanceEvent.REFUSED
+
+    def _heard(self, asking: workflow.ActivityHandle[bool], seen: int) -> bool:
+        return asking.done() or self._looks != seen
+
+    async def _await_agent(self, join_s: float) -> InstanceEvent:
+        give_up_at = workflow.time() + join_s
+        while True:
+            seen = self._looks
+            facts = await self._look()
+            if (event := _told(facts)) is not None:
+                return event
+            if facts.ready:
+                return InstanceEvent.DONE
+            if not await self._looked(seen, give_up_at - workflow.time()):
+                return InstanceEvent.TIMED_OUT
+
+    async def _serve(self) -> InstanceEvent:
+        while True:
+            seen = self._looks
+            if (event := _told(await self._look())) is not None:
+                return event
+            await self._looked(seen, None)
+
+    async def _drain(self, drain_s: float) -> InstanceEvent:
+        give_up_at, pause_s = workflow.time() + drain_s, _FIRST_PAUSE_S
+        await record(Activity.DRAIN_INSTANCE, self._ref)
+        while True:
+            seen = self._looks
+            facts = await self._look()
+            if facts.lost:
+                return InstanceEvent.LOST
+            if not facts.held:
+                return InstanceEvent.DONE
+            left_s = give_up_at - workflow.time()
+            if left_s <= 0:
+                return InstanceEvent.TIMED_OUT
+            await self._looked(seen, min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _terminate(self) -> InstanceEvent:
+        pause_s = _FIRST_PAUSE_S
+        while not await self._ask_to_end():
+            await workflow.sleep(timedelta(seconds=pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return InstanceEvent.DONE
+
+    async def _ask_to_end(self) -> bool:
+        gone: bool = await workflow.execute_activity(
+            Activity.TERMINATE_INSTANCE.value,
+            self._ref,
+            result_type=bool,
+            start_to_close_timeout=timedelta(seconds=_ASKS_S),
+            retry_policy=_AGAIN,
+        )
+        return gone
+
+    async def _looked(self, seen: int, timeout_s: float | None) -> bool:
+        """Waits for a signal after `seen` of them; False: it did not come in time."""
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        timeout: Any = None if timeout_s is None else timedelta(seconds=timeout_s)
+        try:
+            await workflow.wait_condition(lambda: self._looks != seen, timeout=timeout)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _told(facts: InstanceFacts) -> InstanceEvent | None:
+    """What was said of an instance that changes its way; None: nothing."""
+    if facts.lost:
+        return InstanceEvent.LOST
+    return InstanceEvent.TOLD if facts.told else None
