@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies properties kill-loops bench experiment clean
+.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment clean
 
 setup: $(VENV)/.ready
 
@@ -70,6 +70,11 @@ chaos: setup $(VENV)/.compiled
 # Copies and nights, killed at random instants many times over; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
+
+# Machines that are launched and ended while workers, Temporal and the provider's answers fail: 200 kills of each kind of
+# provider, about twenty minutes.
+chaos-instances: setup $(VENV)/.compiled
+	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -s tests/capacity/test_kills.py $(ARGS)
 
 # The property tests with all of their examples, and reservations on a hundred random queues instead of six.
 properties: setup $(VENV)/.compiled

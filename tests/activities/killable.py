@@ -1,6 +1,7 @@
 """A worker of all roles that is killed and started again: a process that has imported everything forks it each time.
 
 Reads lines of JSON: `run_s`, or null for as long as it takes to be told `stop`. Answers with the worker's exit status.
+The first line has its settings and regions; with `unreliable` its providers' answers go wrong by chance.
 """
 
 import asyncio
@@ -10,10 +11,13 @@ import select
 import signal
 import sys
 import traceback
+from functools import partial
 
+from activities import roles
 from activities.roles import run_worker
 from activities.scheduling.precompile import warm
 from infra.config import Settings
+from tests.capacity.unreliable import unreliable_providers
 
 
 def main() -> None:
@@ -27,6 +31,8 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
+                if "unreliable" in given:
+                    roles.open_providers = partial(unreliable_providers, **given["unreliable"])
                 asyncio.run(run_worker(settings, ["control", "region"], given["regions"]))
             except BaseException:
                 traceback.print_exc()

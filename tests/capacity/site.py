@@ -41,6 +41,32 @@ CLOUD: dict[str, Any] = {
 }
 
 
+class Agents:
+    """Those of a cloud's machines: whatever has started says hello with its token."""
+
+    def __init__(self, world: World, cloud: Cloud) -> None:
+        self._world, self._cloud = world, cloud
+        self.silent = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not self.silent:
+                await asyncio.to_thread(self._say_hello)
+            await asyncio.sleep(0.05)
+
+    def _say_hello(self) -> None:
+        with self._world.session() as session:
+            ready = set(session.scalars(select(Machine.id).where(Machine.state == "ready")))
+        for one in self._cloud.started():
+            if one.machine in ready:
+                continue
+            instance = one.instance.token.partition(".")[0]
+            hello = self._world.hello(one.machine, 4, instance=instance, join_token=one.join_token)
+            if not self._world.machines.register(hello).refused:
+                self._world.machines.ready(Attend(one.machine, hello.incarnation, []))
+
+
 class Site:
     """The installation."""
 
@@ -57,8 +83,7 @@ class Site:
         self._url = url
         self.cloud = Cloud(TraceSettings.model_validate(cloud), folder / "cloud")
         self.provider = Unreliable(TraceProvider("sim", TraceSettings.model_validate(cloud), self.cloud))
-        self.silent = False
-        """Agents say nothing."""
+        self.agents = Agents(self.world, self.cloud)
         self.world.region("west")
 
     @classmethod
@@ -75,7 +100,7 @@ class Site:
         """A site at work, without its keeper: rounds are the tests'. `capacity_s`: as in the settings."""
         site = cls(engine, url, client, folder, cloud, **capacity_s)
         with ThreadPoolExecutor(8) as threads:
-            agents = asyncio.create_task(site._agents())
+            agents = asyncio.create_task(site.agents.run())
             async with site.working(threads):
                 yield site
             agents.cancel()
@@ -98,20 +123,6 @@ class Site:
     def keeper(self) -> Keeper:
         """A new one, which remembers nothing."""
         return Keeper(self.world.engine, self.settings, self.client, {"sim": self.provider})
-
-    async def _agents(self) -> None:
-        while True:
-            await asyncio.to_thread(self._say_hello)
-            await asyncio.sleep(0.05)
-
-    def _say_hello(self) -> None:
-        for one in self.cloud.started():
-            if self.silent or self.machine_state(one.machine) == "ready":
-                continue
-            instance = one.instance.token.partition(".")[0]
-            hello = self.world.hello(one.machine, 4, instance=instance, join_token=one.join_token)
-            if not self.world.machines.register(hello).refused:
-                self.world.machines.ready(Attend(one.machine, hello.incarnation, []))
 
     # ------------------------------------------------------------------------------------------------- what is asked
 
@@ -153,12 +164,6 @@ class Site:
             rows = list(session.scalars(wanted if phase is None else wanted.where(InstanceRow.phase == phase.value)))
             session.expunge_all()
             return rows
-
-    def machine_state(self, machine: str) -> str | None:
-        """A machine's state; None: it is not known."""
-        with self.world.session() as session:
-            row = session.get(Machine, machine)
-            return None if row is None else row.state
 
     def machines(self) -> set[str]:
         """The machines that are known."""

@@ -115,10 +115,10 @@ async def test_one_whose_agent_never_comes_is_ended_and_replaced(
 ) -> None:
     """After the time that the settings give it."""
     async with Site.open(database, database_url, client, tmp_path, join_s=1.0) as site:
-        site.silent = True
+        site.agents.silent = True
         site.pool(1)
         await site.rounds_until(lambda: len(site.rows()) == 2, "another one is asked for")
-        site.silent = False
+        site.agents.silent = False
         await site.rounds_until(lambda: site.phases().get("ready") == 1, "another one is ready")
         first, *_ = site.rows()
         assert first.reason is not None
@@ -132,10 +132,10 @@ async def test_one_whose_agent_is_away_is_ended_and_replaced(site: Site) -> None
     await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
     (first,) = site.rows()
     assert first.machine is not None
-    site.silent = True
+    site.agents.silent = True
     site.world.machines.lost(site.world.attend(first.machine, "boot-1"))
     await site.rounds_until(lambda: site.natives().isdisjoint({first.native_id}), "it is ended")
-    site.silent = False
+    site.agents.silent = False
     await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
     (gone,) = site.rows(InstancePhase.GONE)
     assert gone.reason is not None
@@ -167,11 +167,11 @@ async def test_one_that_is_to_end_waits_for_what_runs_there(site: Site) -> None:
 
 async def test_a_workflow_that_is_gone_is_started_again_from_the_ledger(site: Site) -> None:
     """In any phase: Temporal's state may be lost at any time."""
-    site.silent = True
+    site.agents.silent = True
     site.pool(2)
     await site.rounds_until(lambda: site.phases() == {"joining": 2}, "two are launched")
     await _lose_workflows(site)
-    site.silent = False
+    site.agents.silent = False
     await site.rounds_until(lambda: site.phases() == {"ready": 2}, "both are ready")
     await _lose_workflows(site)
     site.pool(0)

@@ -1,6 +1,7 @@
 """A provider between mizzen and another, on which a test's or chance's faults can be put."""
 
 import itertools
+import os
 import random
 import threading
 import time
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from capacity.offers import Offer
 from capacity.providers import Found, LaunchRequest, Provider, ProviderUnavailable
+from infra.config import Settings
+from providers.registry import open_providers
 
 T = TypeVar("T")
 
@@ -75,3 +78,13 @@ class Unreliable:
         if fault == "lost":
             raise ProviderUnavailable(f"{method}: the answer is lost")
         return answer
+
+
+def unreliable_providers(settings: Settings, *, share: float, knows_tokens: bool) -> dict[str, Unreliable]:
+    """An installation's providers, of whose answers a share goes wrong; another one in each process."""
+    out = {}
+    for name, provider in open_providers(settings).items():
+        out[name] = Unreliable(provider)
+        out[name].by_chance(os.getpid(), share)
+        out[name].knows_tokens = knows_tokens
+    return out

@@ -1,0 +1,183 @@
+"""Workers and Temporal killed at random, and a provider whose answers are lost, late or doubled, while machines come
+and go. In the end the provider has exactly what the ledger says, whatever happened on the way.
+
+Six kills; `make chaos-instances` does 200 of each kind of provider, `MIZZEN_CHAOS_ROUNDS` is how many times 20.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, select
+
+from infra.config import CapacitySettings, TemporalSettings
+from infra.db.capacity import InstanceRow, PoolRow
+from infra.db.logs import Event
+from infra.keys import load_master_key
+from infra.stack.ports import free_port
+from infra.stack.temporal import command, find_binary
+from providers.trace.cloud import Cloud
+from providers.trace.settings import TraceSettings
+from tests.activities.world import World
+from tests.capacity.site import CLOUD, Agents
+
+ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
+KILLS = 20 * ROUNDS or 6
+LONGEST_RUN_S = 2.5
+PATIENCE_S = 120.0
+LEFT = 2
+"""Machines that there are to be in the end."""
+
+
+class Temporal:
+    """A dev server with its state in a file, which is killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = TemporalSettings(port=free_port(), ui_port=free_port())
+        self.address = f"127.0.0.1:{self.settings.port}"
+        self._state = folder / "temporal.db"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it; it answers a second later."""
+        what = command(find_binary(self.settings), self._state, self.settings)
+        self._process = subprocess.Popen(what, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(self, *, forgets: bool = False) -> None:
+        """SIGKILL; with `forgets` its state is lost too."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if forgets:
+            for path in self._state.parent.glob("temporal.db*"):
+                path.unlink()
+
+
+@contextlib.contextmanager
+def killable(world: World, checkout: Path, *, knows_tokens: bool) -> Iterator[Callable[[float | None], None]]:
+    """A function that runs a worker for so long and kills it; None: until the context ends."""
+    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        given = {
+            "settings": world.settings.model_dump(mode="json"),
+            "regions": ["west"],
+            "unreliable": {"share": 0.3, "knows_tokens": knows_tokens},
+        }
+        print(json.dumps(given), file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+
+        def run(run_s: float | None) -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(json.dumps({"run_s": run_s}), file=process.stdin, flush=True)
+            # Temporal's SDK writes its warnings there, too.
+            while run_s is not None and (said := process.stdout.readline()) != "-9\n":
+                assert said, "the worker's parent is gone"
+
+        yield run
+        print("stop", file=process.stdin, flush=True)
+        process.stdin.close()
+        process.send_signal(signal.SIGTERM)
+
+
+def _live(world: World) -> dict[str, str | None]:
+    """What the ledger says that there is: instance to the provider's id."""
+    with world.session() as session:
+        rows = session.execute(select(InstanceRow.id, InstanceRow.native_id).where(InstanceRow.gone_at.is_(None)))
+        return {row.id: row.native_id for row in rows}
+
+
+def _phases(world: World) -> set[str]:
+    with world.session() as session:
+        return set(session.scalars(select(InstanceRow.phase).where(InstanceRow.gone_at.is_(None))))
+
+
+def _size(world: World, size: int) -> None:
+    with world.session() as session:
+        row = session.get(PoolRow, ("west", "burst")) or PoolRow(region="west", name="burst")
+        session.add(row)
+        row.size = size
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("knows_tokens", [True, False], ids=["a provider with client tokens", "one without"])
+async def test_in_the_end_the_provider_has_what_the_ledger_says(
+    database: Engine, database_url: str, tmp_path: Path, checkout: Path, knows_tokens: bool
+) -> None:
+    """No machine without an owner; and where the provider knows tokens, none was ever launched twice."""
+    chance = random.Random(KILLS)
+    temporal = Temporal(tmp_path)
+    cloud = {**CLOUD, "zones": {zone: {**of, "most": 4} for zone, of in CLOUD["zones"].items()}}
+    world = World(database, tmp_path)
+    world.settings = world.settings.model_copy(
+        update={
+            "database": database_url,
+            "temporal": temporal.settings.model_copy(update={"address": temporal.address}),
+            "providers": {"sim": {"kind": "trace", **cloud}},
+            "capacity": CapacitySettings(interval_s=0.3, join_s=30, drain_s=5, lost_after_s=5, refused_pause_s=1),
+            "reconcile": world.settings.reconcile.model_copy(
+                update={"interval_s": 0.5, "disagree_s": 1.0, "singletons_s": 1.0}
+            ),
+        }
+    )
+    load_master_key(world.settings.master_key_path, create=True)
+    world.region("west")
+    machines = Cloud(TraceSettings.model_validate(cloud), tmp_path / "providers" / "sim")
+    agents = asyncio.create_task(Agents(world, machines).run())
+    temporal.start()
+    try:
+        with killable(world, checkout, knows_tokens=knows_tokens) as run:
+            for _ in range(KILLS):
+                _size(world, chance.randrange(6))
+                killing = asyncio.create_task(_kill_temporal(temporal, chance)) if chance.random() < 0.3 else None
+                await asyncio.to_thread(run, chance.random() * LONGEST_RUN_S)
+                if killing is not None:
+                    await killing
+            _size(world, LEFT)
+            await asyncio.to_thread(run, None)
+            give_up_s = time.monotonic() + PATIENCE_S
+
+            def settled() -> bool:
+                live = _live(world)
+                there = {one.instance.native_id for one in machines.there()}
+                return len(live) == LEFT and set(live.values()) == there and _phases(world) == {"ready"}
+
+            while not await asyncio.to_thread(settled):
+                there = [one.instance for one in machines.there()]
+                assert time.monotonic() < give_up_s, f"{_live(world)} in the ledger, {there} at the provider"
+                await asyncio.sleep(0.2)
+    finally:
+        agents.cancel()
+        await asyncio.wait([agents])
+        temporal.kill()
+    launched = [path.stem.removeprefix("tr-") for path in (tmp_path / "providers" / "sim" / "machines").glob("*.json")]
+    requested = {token.partition(".")[0] for token in launched}
+    with world.session() as session:
+        known = set(session.scalars(select(InstanceRow.id)))
+        without_owner = session.scalars(select(Event.detail).where(Event.kind == "instance.without_owner")).all()
+    assert requested <= known
+    twice = len(launched) - len(requested)
+    print(f"{KILLS} kills: {len(known)} requests, {len(launched)} launches, {twice} second ones,", end=" ")
+    print(f"{len(without_owner)} ended that nobody owned")
+    if knows_tokens:
+        assert twice == 0
+
+
+async def _kill_temporal(temporal: Temporal, chance: random.Random) -> None:
+    await asyncio.sleep(chance.random() * LONGEST_RUN_S / 2)
+    await asyncio.to_thread(temporal.kill, forgets=chance.random() < 0.3)
+    temporal.start()
