@@ -48,7 +48,7 @@ from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
 from infra.search_attributes import register
 from infra.temporal_client import connect
-from providers.registry import open_providers
+from providers.registry import check_providers, open_providers
 
 _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
@@ -162,7 +162,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("region: the role 'region' needs at least one --region")
     if settings.database is None:
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
-    providers = open_providers(settings)
+    check_providers(settings)
     give_back_freed_memory()
     beat = Beat.inherited()
     beating = asyncio.create_task(beat.go_on())
@@ -174,6 +174,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     await asyncio.to_thread(upgrade, engine)
     if "control" in roles:
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
+    providers = await asyncio.to_thread(open_providers, settings) if "control" in roles else {}
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
     await asyncio.to_thread(warm)
     collect_seldom()

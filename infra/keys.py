@@ -44,6 +44,15 @@ def load_master_key(path: Path, *, create: bool = False) -> bytes:
     return key
 
 
+def installation_id(path: Path) -> str:
+    """What tells this installation from others, such as in the tags of a cloud: it follows from the master key.
+
+    Raises:
+        ConfigurationError: as `load_master_key`.
+    """
+    return hashlib.sha256(b"installation " + load_master_key(path)).hexdigest()[:16]
+
+
 def _create_master_key(path: Path) -> None:
     """Writes a new key, as a whole; another process that does the same at once wins or loses."""
     path.parent.mkdir(parents=True, exist_ok=True)

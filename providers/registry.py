@@ -13,6 +13,7 @@ from infra.errors import ConfigurationError
 from infra.files import problems
 
 KINDS: Mapping[str, str] = {
+    "ec2": "providers.ec2",
     "static": "providers.static",
     "trace": "providers.trace",
 }

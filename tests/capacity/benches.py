@@ -8,11 +8,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import boto3
+from botocore.config import Config
+
 from capacity.providers import Provider
+from providers.ec2 import Ec2Provider
+from providers.ec2.settings import Ec2Settings
 from providers.static import StaticProvider
 from providers.trace.cloud import Cloud
 from providers.trace.provider import TraceProvider
 from providers.trace.settings import TraceSettings
+from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
 
 
@@ -48,7 +54,37 @@ def _static(_: Path) -> Iterator[Bench]:
     yield Bench(StaticProvider("static"), away)
 
 
+@contextmanager
+def _ec2(_: Path) -> Iterator[Bench]:
+    with ec2() as region:
+        settings = Ec2Settings.model_validate(
+            {
+                "region": "west",
+                "aws_region": "us-east-1",
+                "endpoint": region.url,
+                "zones": {zone: {} for zone in ZONES},
+                "machine_types": {"c5.large": {"cpus": 2, "memory": "4GiB", "usd_per_h": 0.085}},
+                "image": "ami-03cf127a",
+                "agent": "mizzen agent --temporal temporal:7233",
+            }
+        )
+
+        @contextmanager
+        def away() -> Iterator[None]:
+            clients = provider._client, provider._launcher
+            nowhere = boto3.client("ec2", endpoint_url="http://127.0.0.1:9", config=_IMPATIENT)
+            provider._client = provider._launcher = nowhere
+            yield
+            provider._client, provider._launcher = clients
+
+        provider = Ec2Provider("aws", settings, "0123456789abcdef")
+        provider.lists_late_s = 0.0  # moto's are not.
+        yield Bench(provider, away)
+
+
+_IMPATIENT = Config(connect_timeout=1, read_timeout=1, retries={"max_attempts": 0}, region_name="us-east-1")
 BENCHES: Mapping[str, Callable[[Path], AbstractContextManager[Bench]]] = {
+    "ec2": _ec2,
     "static": _static,
     "trace": _trace,
 }

@@ -1,0 +1,58 @@
+"""Spot prices: the newest of EC2's history for each type and zone, asked for now and then."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from providers.ec2.errors import asking
+from providers.ec2.settings import Ec2Settings
+
+_KEPT = timedelta(days=90)
+"""How far EC2's history goes back; what is older is no price of now."""
+
+
+class SpotPrices:
+    """The prices of one region. Safe for several threads."""
+
+    def __init__(
+        self, name: str, settings: Ec2Settings, client: Any, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._settings, self._client = name, settings, client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_s: float | None = None
+        self._found: dict[tuple[str, str], float] = {}
+
+    def of(self, machine_type: str, zone: str) -> float:
+        """US dollars an hour; the settings' where EC2 has none.
+
+        Raises:
+            ProviderUnavailable: prices were never asked for with success, and EC2 does not answer.
+        """
+        with self._lock:
+            if self._asked_s is None or self._clock() - self._asked_s >= self._settings.prices_s:
+                self._found = self._newest()
+                self._asked_s = self._clock()
+            found = self._found.get((machine_type, zone))
+        said = self._settings.machine_types[machine_type]
+        default = said.usd_per_h if said.spot_usd_per_h is None else said.spot_usd_per_h
+        return default if found is None else found
+
+    def _newest(self) -> dict[tuple[str, str], float]:
+        now = datetime.now(UTC)
+        newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+        with asking(self._name, "prices"):
+            pages = self._client.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=sorted(self._settings.machine_types),
+                ProductDescriptions=["Linux/UNIX"],
+                Filters=[{"Name": "availability-zone", "Values": sorted(self._settings.zones)}],
+                StartTime=now,
+            )
+            for page in pages:
+                for one in page["SpotPriceHistory"]:
+                    key, at = (one["InstanceType"], one["AvailabilityZone"]), one["Timestamp"]
+                    if now - at < _KEPT and (key not in newest or at > newest[key][0]):
+                        newest[key] = (at, float(one["SpotPrice"]))
+        return {key: price for key, (_, price) in newest.items()}

@@ -1,0 +1,202 @@
+"""EC2 as a provider, against moto behind a proxy that does what EC2 does and injects faults."""
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from capacity.offers import Offer
+from capacity.providers import LaunchRefused, ProviderUnavailable, Refusal
+from domain.capacity import CapacityKind
+from infra.keys import installation_id, load_master_key
+from providers.ec2 import Ec2Provider
+from providers.ec2.prices import SpotPrices
+from providers.ec2.settings import Ec2Settings
+from providers.ec2.user_data import user_data
+from tests.capacity.ec2 import ZONES, Ec2, ec2
+from tests.capacity.test_conformance import request_for
+
+SETTINGS: dict[str, Any] = {
+    "region": "west",
+    "aws_region": "us-east-1",
+    "zones": {zone: {} for zone in ZONES},
+    "machine_types": {
+        "p4d.24xlarge": {
+            "gpus": 8, "gpu_type": "a100", "cpus": 96, "memory": "1152GiB", "usd_per_h": 32.77, "spot_usd_per_h": 12.0
+        }
+    },
+    "image": "ami-03cf127a",
+    "agent": "mizzen agent --temporal temporal:7233 --platform aws-spot",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def region() -> Iterator[Ec2]:
+    """A region for all tests of this module."""
+    with ec2() as opened:
+        yield opened
+
+
+@pytest.fixture
+def provider(region: Ec2) -> Iterator[Ec2Provider]:
+    """A provider of the region, in which nothing runs before and after."""
+    settings = Ec2Settings.model_validate({**SETTINGS, "endpoint": region.url})
+    yield Ec2Provider("aws", settings, "0123456789abcdef")
+    for one in region.live():
+        region.client.terminate_instances(InstanceIds=[one["InstanceId"]])
+    region.faults.clear()
+    region.asked.clear()
+    region.keeps_tokens = True
+
+
+def offer_of(provider: Ec2Provider, kind: CapacityKind) -> Offer:
+    """Its first offer of a kind."""
+    return next(offer for offer in provider.offers() if offer.kind is kind)
+
+
+@pytest.mark.parametrize("kind", [CapacityKind.SPOT, CapacityKind.ON_DEMAND])
+def test_what_is_launched_is_what_was_asked_for(region: Ec2, provider: Ec2Provider, kind: CapacityKind) -> None:
+    """Type, zone, kind, tags and user data, as moto has them."""
+    wanted = request_for(offer_of(provider, kind))
+    native_id = provider.launch(wanted)
+    (one,) = region.live()
+    assert (one["InstanceId"], one["InstanceType"]) == (native_id, "p4d.24xlarge")
+    assert one["Placement"]["AvailabilityZone"] == wanted.offer.zone
+    assert one.get("InstanceLifecycle") == ("spot" if kind is CapacityKind.SPOT else None)
+    assert {tag["Key"]: tag["Value"] for tag in one["Tags"]} == {
+        "mizzen:instance": wanted.instance, "mizzen:installation": "0123456789abcdef", "Name": wanted.machine,
+    }  # fmt: skip
+    sent = region.client.describe_instance_attribute(InstanceId=native_id, Attribute="userData")["UserData"]["Value"]
+    assert base64.b64decode(sent).decode() == user_data(provider._settings, wanted)
+
+
+@pytest.mark.parametrize(
+    ("code", "refusal"),
+    [
+        ("InsufficientInstanceCapacity", Refusal.CAPACITY),
+        ("SpotMaxPriceTooLow", Refusal.CAPACITY),
+        ("MaxSpotInstanceCountExceeded", Refusal.QUOTA),
+        ("VcpuLimitExceeded", Refusal.QUOTA),
+        ("InvalidAMIID.NotFound", Refusal.REQUEST),
+        ("IdempotentParameterMismatch", Refusal.REQUEST),
+        ("SomethingNew", Refusal.REQUEST),
+    ],
+)
+def test_refusals_are_told_apart(region: Ec2, provider: Ec2Provider, code: str, refusal: Refusal) -> None:
+    """At once, with EC2's words, and nothing is launched."""
+    region.faults.append(("RunInstances", code))
+    with pytest.raises(LaunchRefused) as raised:
+        provider.launch(request_for(offer_of(provider, CapacityKind.SPOT)))
+    assert raised.value.refusal is refusal
+    assert code in raised.value.words
+    assert region.asked.count("RunInstances") == 1
+    assert region.live() == []
+
+
+@pytest.mark.parametrize("code", ["AuthFailure", "UnauthorizedOperation", "ExpiredToken"])
+def test_credentials_that_are_wrong_refuse_no_offer(region: Ec2, provider: Ec2Provider, code: str) -> None:
+    """They are nobody's capacity: the launch is asked again once they are right."""
+    region.faults.append(("RunInstances", code))
+    with pytest.raises(ProviderUnavailable, match=code):
+        provider.launch(request_for(offer_of(provider, CapacityKind.SPOT)))
+
+
+@pytest.mark.parametrize("fault", ["RequestLimitExceeded", "InternalError", "lost", "down"])
+def test_what_passes_is_asked_again_and_launches_once(region: Ec2, provider: Ec2Provider, fault: str) -> None:
+    """Throttling, errors of EC2's own, and lost answers: a launch by its workflow, with the same token."""
+    region.faults += [("RunInstances", fault), ("DescribeInstances", fault), ("TerminateInstances", fault)]
+    wanted = request_for(offer_of(provider, CapacityKind.SPOT))
+    with pytest.raises(ProviderUnavailable):
+        provider.launch(wanted)
+    native_id = provider.launch(wanted)
+    assert region.asked.count("RunInstances") == 2
+    assert [one["InstanceId"] for one in region.live()] == [native_id]
+    assert [found.native_id for found in provider.describe()] == [native_id]
+    provider.terminate(native_id)
+    assert region.live() == []
+    assert region.faults == []
+
+
+def test_two_installations_share_an_account(region: Ec2, provider: Ec2Provider, tmp_path: Path) -> None:
+    """Neither sees the other's machines, so it ends none; the tag follows from the master key."""
+    ids = []
+    for name in ("a", "b"):
+        load_master_key(tmp_path / name, create=True)
+        ids.append(installation_id(tmp_path / name))
+    assert len({*ids, installation_id(tmp_path / "a")}) == 2
+    other = Ec2Provider("aws", provider._settings, ids[0])
+    wanted = request_for(offer_of(provider, CapacityKind.SPOT))
+    provider.launch(wanted)
+    assert len(provider.describe()) == 1
+    assert list(other.describe()) == []
+
+
+def test_prices_are_the_newest_of_the_history_or_the_settings() -> None:
+    """What is older than the history goes back is none; they are asked for once in a while."""
+    now = datetime.now(UTC)
+    history = [
+        {"InstanceType": "p4d.24xlarge", "AvailabilityZone": "us-east-1a", "SpotPrice": price, "Timestamp": now - ago}
+        for price, ago in (("11.5", timedelta(hours=2)), ("13.25", timedelta(hours=1)), ("9", timedelta(days=2)))
+    ]
+    old = {
+        **history[0],
+        "AvailabilityZone": "us-east-1b",
+        "SpotPrice": "0.00001",
+        "Timestamp": now - timedelta(days=91),
+    }
+
+    class Client:
+        asked = 0
+
+        def get_paginator(self, _: str) -> "Client":
+            return self
+
+        def paginate(self, **_: Any) -> list[dict[str, Any]]:
+            self.asked += 1
+            return [{"SpotPriceHistory": history}, {"SpotPriceHistory": [old]}]
+
+    client, clock = Client(), [0.0]
+    prices = SpotPrices("aws", Ec2Settings.model_validate(SETTINGS), client, lambda: clock[0])
+    assert prices.of("p4d.24xlarge", "us-east-1a") == 13.25
+    assert prices.of("p4d.24xlarge", "us-east-1b") == 12.0
+    assert client.asked == 1
+    clock[0] = 300.0
+    assert prices.of("p4d.24xlarge", "us-east-1a") == 13.25
+    assert client.asked == 2
+
+
+def test_the_script_of_a_machine(provider: Ec2Provider) -> None:
+    """A shell runs it: what was installed first, then the agent, with its secrets in variables and not in flags."""
+    settings = provider._settings.model_copy(
+        update={"prepare": "PATH=$PATH:/opt\necho prepared", "agent": 'sh -c \'echo "$MIZZEN_JOIN_TOKEN" "$@"\' agent'}
+    )
+    wanted = request_for(offer_of(provider, CapacityKind.SPOT))
+    wanted = replace(wanted, bucket_url="s3://b/it's $HOME", join_token="to'ken")
+    ran = subprocess.run(["sh"], input=user_data(settings, wanted), capture_output=True, text=True, check=True)
+    region, cluster, name = wanted.machine.split("/")
+    flags = f"--region {region} --cluster {cluster} --name {name} --rack us-east-1a --bucket s3://b/it's $HOME"
+    flags += " --gpus 8 --cpus 96 --memory 1236950581248 --gpu-type a100"
+    assert ran.stdout.splitlines() == ["prepared", f"to'ken {flags}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"image": None}, "image or launch_template"),
+        ({"zones": {}}, "zones"),
+        ({"machine_types": {"p4d": {"usd_per_h": 1}}}, "machine_types"),
+        ({"kinds": ["voluntary"]}, "kinds"),
+        ({"agent": "a\nb"}, "agent"),
+        ({"endpont": "x"}, "endpont"),
+    ],
+)
+def test_bad_settings_are_refused(change: dict[str, Any], says: str) -> None:
+    """Before anything is asked of EC2."""
+    with pytest.raises(ValidationError, match=says):
+        Ec2Settings.model_validate({**SETTINGS, **change})
