@@ -22,7 +22,7 @@ class Pool:
     region: str
     name: str
     size: int
-    """Machines that there are to be."""
+    """Machines that there are to be, or at least where it may grow."""
     providers: tuple[str, ...] = ()
     """Whose offers it may take; empty: any. So are the following."""
     zones: tuple[str, ...] = ()
@@ -30,6 +30,10 @@ class Pool:
     machine_types: tuple[str, ...] = ()
     max_usd_per_h: float | None = None
     """Of one machine; dearer offers are not taken."""
+    max_size: int | None = None
+    """It grows for what waits, up to so many; None: it does not."""
+    idle_s: float = 600.0
+    """A machine above `size` that has had no work for so long is ended."""
 
     def takes(self, offer: Offer) -> bool:
         """Whether it may have machines of an offer."""
@@ -90,14 +94,15 @@ def changes(
     """
     had = [instance for instance in instances if instance.phase in _HAD]
     missing = pool.size - len(had)
-    if missing < 0:
+    excess = len(had) - max(pool.size, pool.max_size or 0)
+    if excess > 0:
         # Those first that are furthest from working, then those that do nothing, then the youngest.
         order = sorted(had, key=lambda i: i.id, reverse=True)
         order.sort(key=lambda i: (i.busy, _HAD.index(i.phase)))
-        return Changes(end=[instance.id for instance in order[:-missing]])
+        return Changes(end=[instance.id for instance in order[:excess]])
     fitting = [offer for offer in offers if pool.takes(offer)]
     possible = [offer for offer in fitting if offer.key not in refused]
-    if not missing or not possible:
-        return Changes(missing=missing, offered=bool(fitting))
+    if missing <= 0 or not possible:
+        return Changes(missing=max(0, missing), offered=bool(fitting))
     cheapest = min(possible, key=lambda offer: (offer.usd_per_h, offer.start_s, offer.key))
     return Changes(launch=[cheapest] * missing)

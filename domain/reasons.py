@@ -33,6 +33,7 @@ class ReasonCode(StrEnum):
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
+    WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
     WAITING_FOR_VICTIMS = "waiting_for_victims"
@@ -69,6 +70,7 @@ class ReasonCode(StrEnum):
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
     POOL_SHRINKS = "pool_shrinks"
+    IDLE = "idle"
     ENDED_BY_OPERATOR = "ended_by_operator"
     CAPACITY_REFUSED = "capacity_refused"
     PROVIDER_QUOTA = "provider_quota"
@@ -118,6 +120,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RESERVED: (
         "slots that free up in region {region} are kept for it; it is expected to start at {starts_at}"
     ),
+    ReasonCode.WAITING_FOR_CAPACITY: (
+        "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"
+    ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
     ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; tried again until it can",
@@ -162,6 +167,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not announced itself",
     ReasonCode.JOINED: "its machine is in the fleet",
     ReasonCode.POOL_SHRINKS: "pool {pool} is to have {size:1 machine|# machines}",
+    ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} keeps no more idle machines for so long",
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
     ReasonCode.CAPACITY_REFUSED: "{provider} has no {machine_type} ({kind}) in {zone} now: {words}",
     ReasonCode.PROVIDER_QUOTA: "{provider} allows no more {machine_type} ({kind}) in {zone}: {words}",

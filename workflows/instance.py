@@ -20,6 +20,8 @@ with workflow.unsafe.imports_passed_through():
 
 _ASKS_S = 120.0
 """How long one call of a provider may take."""
+_SILENT_S = 15.0
+"""A worker that gives no sign of life for so long while it asks is taken for dead, and another one asks."""
 _AGAIN = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """Between two looks at what nobody announces: that a machine is empty, that a provider's list has forgotten it."""
@@ -78,6 +80,7 @@ class InstanceWorkflow:
             self._ref,
             result_type=bool,
             start_to_close_timeout=timedelta(seconds=_ASKS_S),
+            heartbeat_timeout=timedelta(seconds=_SILENT_S),
             retry_policy=_AGAIN,
         )
         while not asking.done():
@@ -140,6 +143,7 @@ class InstanceWorkflow:
             self._ref,
             result_type=bool,
             start_to_close_timeout=timedelta(seconds=_ASKS_S),
+            heartbeat_timeout=timedelta(seconds=_SILENT_S),
             retry_policy=_AGAIN,
         )
         return gone

@@ -11,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.capacity.refusals import record_refusal, refusal_reason
 from activities.capacity.tokens import join_token
+from activities.heartbeat import beating
 from activities.lifecycle import handover
 from activities.lifecycle.machines import lose
 from capacity.offers import Offer, Shape
@@ -50,7 +51,8 @@ class InstanceActivities:
                 return True
             request = self._request(session, row)
         try:
-            native_id = self._provider(request.offer.provider).launch(request)
+            with beating():
+                native_id = self._provider(request.offer.provider).launch(request)
         except LaunchRefused as refused:
             with transaction(self._engine) as session:
                 record_refusal(session, ref.instance, request.offer, refused)
@@ -123,10 +125,11 @@ class InstanceActivities:
             name, native_id = row.provider, row.native_id
         provider = self._provider(name)
         try:
-            known = {found.native_id for found in provider.describe() if found.instance == ref.instance}
-            for one in sorted(known | ({native_id} if native_id is not None else set())):
-                provider.terminate(one)
-            return not known or all(found.instance != ref.instance for found in provider.describe())
+            with beating():
+                known = {found.native_id for found in provider.describe() if found.instance == ref.instance}
+                for one in sorted(known | ({native_id} if native_id is not None else set())):
+                    provider.terminate(one)
+                return not known or all(found.instance != ref.instance for found in provider.describe())
         except ProviderUnavailable as error:
             raise ApplicationError(str(error), type="ProviderUnavailable") from None
 

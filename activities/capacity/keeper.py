@@ -9,30 +9,25 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import Engine, delete, func, select, text
+from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.capacity.clusters import keep_cluster
-from activities.capacity.refusals import refusal_reason
+from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.suspects import Suspects
 from capacity.auditing import Differences, Entry, compare
 from capacity.offers import Offer
-from capacity.pools import Instance, Pool, changes, cluster_of
 from capacity.providers import Found, Provider, ProviderUnavailable
 from domain import ids
-from domain.capacity import CapacityKind
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.capacity import InstanceRow, LaunchRefusal, PoolRow
+from infra.db.capacity import InstanceRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import in_thread, transaction
-from lifecycle.instances import InstancePhase
 
 _log = logging.getLogger(__name__)
 _RUNNING = "WorkflowType = 'InstanceWorkflow' AND ExecutionStatus = 'Running'"
@@ -58,6 +53,7 @@ class Keeper:
         self._without_owner = {name: Suspects(patience_s) for name in providers}
         self._missing = {name: Suspects(patience_s) for name in providers}
         self._unattended = Suspects(settings.reconcile.disagree_s)
+        self._pools = Pools(engine, settings)
 
     async def run(self) -> None:
         """Rounds until cancelled, while this is the one that works."""
@@ -76,7 +72,7 @@ class Keeper:
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
         await in_thread(self._end_away)
-        await in_thread(self._size_pools, offers)
+        await in_thread(self._pools.round, offers)
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
@@ -126,45 +122,6 @@ class Keeper:
             for instance, since in rows:
                 at = None if since is None else since.isoformat(timespec="seconds")
                 _lost(session, instance, Reason(ReasonCode.AGENT_AWAY, {"since": at, "instance": instance}))
-
-    # ---------------------------------------------------------------------------------------------------------- pools
-
-    def _size_pools(self, offers: Sequence[Offer]) -> None:
-        with transaction(self._engine) as session:
-            refused = _refused(session, self._settings.refused_pause_s)
-            rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
-            pools = {(row.region, row.name): _pool(row) for row in rows}
-            live = _live(session)
-            # Pools that were removed have a size of none.
-            for region, name in sorted({*pools, *live}):
-                pool = pools.get((region, name)) or Pool(region, name, 0)
-                reason = self._size(session, pool, live.get((region, name), []), offers, refused)
-                for row in rows:
-                    if (row.region, row.name) == (region, name) and row.reason != reason:
-                        row.reason = reason
-            _keep_prices(session, offers)
-
-    def _size(
-        self,
-        session: Session,
-        pool: Pool,
-        instances: list[Instance],
-        offers: Sequence[Offer],
-        refused: Mapping[tuple[str, str, str, str], Reason],
-    ) -> dict[str, Any] | None:
-        """Launches and ends what the pool asks for; why it gets less, if it does."""
-        wanted = changes(pool, instances, offers, refused)
-        for offer in wanted.launch:
-            request_instance(session, pool, offer)
-        for instance in wanted.end:
-            reason = Reason(ReasonCode.POOL_SHRINKS, {"pool": pool.name, "size": pool.size})
-            tell_to_end(session, instance, reason)
-        if not wanted.missing:
-            return None
-        if not wanted.offered:
-            return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()
-        (newest, *_) = (refused[offer.key] for offer in offers if pool.takes(offer) and offer.key in refused)
-        return newest.to_json()
 
     # ------------------------------------------------------------------------------------------------------- Temporal
 
@@ -219,86 +176,9 @@ class Keeper:
             outbox.wake_scheduler(session)
 
 
-def request_instance(session: Session, pool: Pool, offer: Offer) -> str:
-    """Writes a new instance of an offer into the ledger, and has its workflow started at the commit; returns its id."""
-    cluster = cluster_of(pool.name, offer)
-    keep_cluster(session, offer.region, cluster, offer)
-    row = InstanceRow(
-        id=ids.new_instance_id(), region=offer.region, pool=pool.name, cluster=cluster, provider=offer.provider,
-        zone=offer.zone, kind=offer.kind.value, machine_type=offer.shape.machine_type, gpus=offer.shape.gpus,
-        gpu_type=offer.shape.gpu_type, cpus_milli=offer.shape.cpus_milli, memory_bytes=offer.shape.memory_bytes,
-        usd_per_h=offer.usd_per_h, expected_at=func.now() + timedelta(seconds=offer.start_s),
-    )  # fmt: skip
-    session.add(row)
-    session.flush()
-    outbox.instance(session, row.id)
-    return row.id
-
-
-def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
-    """Writes why an instance is to end, and tells its workflow; False: it is to end already, or is gone."""
-    row = session.get(InstanceRow, instance, with_for_update=True)
-    if row is None or row.ending is not None or row.gone_at is not None:
-        return False
-    row.ending = reason.to_json()
-    outbox.instance(session, instance)
-    return True
-
-
 def _lost(session: Session, instance: str, reason: Reason) -> None:
     row = session.get(InstanceRow, instance, with_for_update=True)
     if row is None or row.lost_at is not None or row.gone_at is not None:
         return
     row.lost_at, row.ending = func.now(), row.ending or reason.to_json()
     outbox.instance(session, instance)
-
-
-def _refused(session: Session, pause_s: float) -> dict[tuple[str, str, str, str], Reason]:
-    """Offers that were refused so lately that they are not asked now, by their keys, with the newest words."""
-    recent = LaunchRefusal.at > text("now() - make_interval(secs => :s)").bindparams(s=pause_s)
-    rows = session.scalars(select(LaunchRefusal).where(recent).order_by(LaunchRefusal.at))
-    return {(row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row) for row in rows}
-
-
-def _live(session: Session) -> dict[tuple[str, str], list[Instance]]:
-    """Instances that are not gone, by region and pool."""
-    busy = (
-        select(Allocation.workload)
-        .where(Allocation.machine == InstanceRow.machine, Allocation.released_at.is_(None))
-        .exists()
-    )
-    # One that is to end is not had any more, whatever it shows until its workflow has looked; nor is one that its
-    # platform takes: the next one is launched while tasks still save there.
-    rows = session.execute(
-        select(InstanceRow.region, InstanceRow.pool, InstanceRow.id, InstanceRow.phase, busy)
-        .outerjoin(Machine, Machine.id == InstanceRow.machine)
-        .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None), Machine.notice.is_(None))
-        .order_by(InstanceRow.id)
-    )
-    out: dict[tuple[str, str], list[Instance]] = {}
-    for region, pool, id_, phase, is_busy in rows:
-        out.setdefault((region, pool), []).append(Instance(id_, InstancePhase(phase), is_busy))
-    return out
-
-
-def _pool(row: PoolRow) -> Pool:
-    return Pool(
-        row.region, row.name, row.size, tuple(row.providers), tuple(row.zones),
-        tuple(CapacityKind(kind) for kind in row.kinds), tuple(row.machine_types), row.max_usd_per_h,
-    )  # fmt: skip
-
-
-def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
-    """The prices of clusters with live instances follow the offers."""
-    rows = session.execute(
-        select(
-            InstanceRow.region, InstanceRow.cluster, InstanceRow.provider, InstanceRow.zone, InstanceRow.kind,
-            InstanceRow.machine_type,
-        )
-        .where(InstanceRow.gone_at.is_(None))
-        .distinct()
-    )  # fmt: skip
-    by_key = {(offer.region, *offer.key): offer for offer in offers}
-    for region, cluster, provider, zone, kind, machine_type in rows:
-        if (offer := by_key.get((region, provider, zone, kind, machine_type))) is not None:
-            keep_cluster(session, region, cluster, offer)

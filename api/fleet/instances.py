@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from api.auth import Operator, Viewer
 from api.bodies import JsonOnly, Line
+from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, not_found
@@ -46,6 +47,7 @@ class InstanceView(View):
     reason: ReasonView | None = Field(description="Why it is in this phase")
     ending: ReasonView | None = Field(description="Why it is to end; null: it is not")
     native_id: str | None = Field(description="As the provider calls it")
+    wanted_by: str | None = Field(description="The workload that waits for it, while it is on its way or idle")
     machine: str | None = Field(description="Its machine's id, once its agent has announced itself")
     requested_at: datetime
     expected_at: datetime | None = Field(description="When its agent was expected, by the offer")
@@ -64,7 +66,7 @@ class InstanceList(View):
 @router.get("", summary="List instances")
 def list_instances(
     state: StateOf,
-    _: Viewer,
+    caller: Viewer,
     region: Annotated[Line | None, Query(description="Only this region's")] = None,
     pool: Annotated[Line | None, Query(description="Only pools of this name")] = None,
     gone: Annotated[bool, Query(description="Also those that are gone")] = False,
@@ -83,17 +85,17 @@ def list_instances(
         wanted = wanted.where(InstanceRow.id < cursor)
     with state.transaction() as session:
         rows, following = page(session.scalars(wanted).all(), limit, lambda row: row.id)
-        return InstanceList(items=[_view(row) for row in rows], next_cursor=following)
+        return mask(session, caller, InstanceList(items=[_view(row) for row in rows], next_cursor=following))
 
 
 @router.get("/{instance}", summary="An instance", responses=refusals(404))
-def get_instance(instance: str, state: StateOf, _: Viewer) -> InstanceView:
+def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
     """One instance."""
     with state.transaction() as session:
         row = session.get(InstanceRow, instance)
         if row is None:
             raise not_found("instance", instance)
-        return _view(row)
+        return mask(session, caller, _view(row))
 
 
 @router.post("/{instance}/end", summary="End an instance", dependencies=[JsonOnly], responses=refusals(404, 409))
@@ -137,6 +139,7 @@ def _view(row: InstanceRow) -> InstanceView:
         reason=reason_view(row.reason),
         ending=reason_view(row.ending),
         native_id=row.native_id,
+        wanted_by=row.wanted_by,
         machine=row.machine,
         requested_at=row.requested_at,
         expected_at=row.expected_at,

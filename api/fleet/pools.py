@@ -19,13 +19,14 @@ from api.views import ReasonView, View, reason_view, write_audit
 from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
 from infra.db import events
-from infra.db.capacity import InstanceRow, PoolRow
+from infra.db.capacity import IDLE_S, InstanceRow, PoolRow
 
 router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
 """Short: the names of its clusters begin with it."""
 _MOST_MACHINES = 10_000
 _MOST_USD_PER_H = 1e6
+_MOST_S = 1e9
 _Texts = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]], Field(max_length=100)]
 
 
@@ -33,7 +34,13 @@ class PoolBody(Body):
     """What is said of a pool; what is left out stays as it is, or as a new pool has it: of any offer, no machines."""
 
     size: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
-        None, description="Machines that there are to be"
+        None, description="Machines that there are to be, or at least where it may grow"
+    )
+    max_size: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
+        None, description="Up to so many it grows for what waits; null: it does not"
+    )
+    idle_s: Annotated[float, Field(ge=0, le=_MOST_S)] | None = Field(
+        None, description="A machine above `size` that has had no work for so long is ended"
     )
     providers: _Texts | None = Field(None, description="Whose offers it may take, by their names; empty: any")
     zones: _Texts | None = Field(None, description="In which zones; empty: any")
@@ -52,6 +59,8 @@ class PoolView(View):
     region: str
     name: str
     size: int
+    max_size: int | None
+    idle_s: float
     providers: list[str]
     zones: list[str]
     kinds: list[CapacityKind]
@@ -85,16 +94,20 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
     """Sets what is given. Machines that are missing are launched, and those that are too many drained and ended."""
     changed = body.model_dump(mode="json", include=body.model_fields_set)
     for field, value in changed.items():
-        if value is None and field != "max_usd_per_h":
+        if value is None and field not in ("max_usd_per_h", "max_size"):
             raise invalid(field, "must be left out, or have a value")
     with state.transaction() as session:
         find_region(session, region)
         row = session.get(PoolRow, (region, name), with_for_update=True)
         if row is None:
-            row = PoolRow(region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[])
+            row = PoolRow(
+                region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[], idle_s=IDLE_S
+            )
             session.add(row)
         for field, value in changed.items():
             setattr(row, field, value)
+        if row.max_size is not None and row.max_size < row.size:
+            raise invalid("max_size", f"must be at least the size, {row.size}, it is {row.max_size}")
         write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)
         events.record(session, "pool.set", region=region, detail={"pool": name, "by": caller.id, **changed})
         session.flush()
@@ -135,6 +148,8 @@ def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
             region=row.region,
             name=row.name,
             size=row.size,
+            max_size=row.max_size,
+            idle_s=row.idle_s,
             providers=row.providers,
             zones=row.zones,
             kinds=[CapacityKind(kind) for kind in row.kinds],

@@ -9,6 +9,7 @@ from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView, reason_view
+from api.workloads.coming import machines_on_their_way
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from infra.db import published
@@ -64,8 +65,12 @@ def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> d
     newest = queue.load(session) if queued else published.NOTHING
     entries = newest.find_all([row.id for row in queued])
     waiting = _waiting(session, queued)
+    coming = machines_on_their_way(session, [row.id for row in queued])
     out = {
-        row.id: Why(_why_queued(row, entries.get(row.id), waiting.get(row.id)), entries.get(row.id)) for row in queued
+        row.id: Why(
+            [*coming.get(row.id, ()), *_why_queued(row, entries.get(row.id), waiting.get(row.id))], entries.get(row.id)
+        )
+        for row in queued
     }
     unexplained = [row for row in queued if not out[row.id].reasons]
     out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}

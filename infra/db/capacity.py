@@ -16,6 +16,7 @@ from infra.db.base import NOW, Base, Json
 from lifecycle.instances import InstancePhase
 
 _KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
+IDLE_S = 600.0
 _NONE = text("'{}'")
 
 
@@ -31,6 +32,12 @@ class PoolRow(Base):
     kinds: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=_NONE)
     machine_types: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=_NONE)
     max_usd_per_h: Mapped[float | None]
+    max_size: Mapped[int | None] = mapped_column(CheckConstraint("max_size >= size", name="pool_max_size"))
+    """Up to so many it grows for what waits; None: it does not."""
+    idle_s: Mapped[float] = mapped_column(
+        CheckConstraint("idle_s >= 0", name="pool_idle"), server_default=text(str(IDLE_S))
+    )
+    """A machine above `size` that has had no work for so long is ended."""
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Why it has fewer machines than its size, and none is being launched; None: nothing is missing."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -62,6 +69,8 @@ class InstanceRow(Base):
     """Why it is to end; None: it is not."""
     native_id: Mapped[str | None]
     """As the provider calls it."""
+    wanted_by: Mapped[str | None]
+    """The workload that waits for it, while it is on its way or idle."""
     machine: Mapped[str | None]
     """The machine that its agent announced; None: it has not done so."""
     requested_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -79,6 +88,7 @@ class InstanceRow(Base):
         CheckConstraint("(phase = 'gone') = (gone_at is not null)", name="instance_gone"),
         Index("instance_live", "region", "pool", postgresql_where=text("gone_at is null")),
         Index("instance_machine", "machine", postgresql_where=text("gone_at is null")),
+        Index("instance_wanted_by", "wanted_by", postgresql_where=text("gone_at is null")),
     )
 
 

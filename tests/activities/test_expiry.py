@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from temporalio.testing import ActivityEnvironment
 
-from activities.capacity.keeper import request_instance
+from activities.capacity.pools import request_instance
 from activities.capacity.refusals import record_refusal
 from activities.lifecycle.housekeeping import HouseActivities
 from capacity.offers import Offer, Shape

@@ -18,8 +18,9 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
     made = await act(world, PATH, method="PUT", body={"size": 2, "kinds": ["spot"], "max_usd_per_h": 5})
     assert made.status_code == 200
     assert made.json() == {
-        "region": "north", "name": "burst", "size": 2, "providers": [], "zones": [], "kinds": ["spot"],
-        "machine_types": [], "max_usd_per_h": 5.0, "instances": {}, "usd_per_h": 0.0, "reason": None,
+        "region": "north", "name": "burst", "size": 2, "max_size": None, "idle_s": 600.0, "providers": [],
+        "zones": [], "kinds": ["spot"], "machine_types": [], "max_usd_per_h": 5.0, "instances": {},
+        "usd_per_h": 0.0, "reason": None,
     }  # fmt: skip
     changed = (await act(world, PATH, method="PUT", body={"zones": ["za", "zb"], "max_usd_per_h": None})).json()
     assert (changed["size"], changed["zones"], changed["max_usd_per_h"]) == (2, ["za", "zb"], None)
@@ -38,6 +39,9 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
         ({"size": None}, "size"),
         ({"size": 100_000}, "size"),
         ({"size": 1.5}, "size"),
+        ({"size": 2, "max_size": 1}, "max_size"),
+        ({"idle_s": -1}, "idle_s"),
+        ({"idle_s": None}, "idle_s"),
         ({"kinds": ["cheap"]}, "kinds[0]"),
         ({"kinds": None}, "kinds"),
         ({"max_usd_per_h": -1}, "max_usd_per_h"),
@@ -88,3 +92,20 @@ async def test_instances_are_listed_and_ended(world: World) -> None:
         assert session.get_one(InstanceRow, INSTANCE).phase == "ready"
     assert (await act(world, "/v1/instances/in-0000000000000002/end")).status_code == 409
     assert (await act(world, "/v1/instances/in-9/end")).status_code == 404
+
+
+async def test_why_says_what_is_on_its_way(world: World) -> None:
+    """How many machines of which type, where, and when they are expected; to others' viewers it is nobody's."""
+    workload = world.add_workload()
+    for number in (2, 3, 4):
+        world.add_instance(f"in-{number:016d}", phase="joining", wanted_by=workload, zone="zb" if number > 3 else "za")
+    world.add_instance("in-0000000000000005", phase="ready", wanted_by=workload)
+    why = await get(world, f"/v1/workloads/{workload}/why")
+    found = [(reason["code"], reason["sentence"]) for reason in why["reasons"]]
+    assert found[:2] == [
+        ("waiting_for_capacity", "launching 2 small in za, expected in 0 seconds"),
+        ("waiting_for_capacity", "launching 1 small in zb, expected in 0 seconds"),
+    ]
+    async with world.client("speech") as client:
+        shown = (await client.get("/v1/instances")).text
+    assert workload not in shown

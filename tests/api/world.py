@@ -121,16 +121,19 @@ class World:
             )
         return str(columns["id"])
 
-    def add_instance(self, id_: str = INSTANCE, phase: str = "ready") -> None:
+    def add_instance(self, id_: str = INSTANCE, phase: str = "ready", **columns: Any) -> None:
         """A machine that was asked of a provider an hour ago, for the pool `burst` of north."""
         an_hour_ago = func.now() - timedelta(hours=1)
         with self.session() as session:
             session.add(
                 InstanceRow(
-                    id=id_, region="north", pool="burst", cluster="burst-za-spot", provider="sim", zone="za",
-                    kind="spot", machine_type="small", gpus=4, gpu_type="a100", cpus_milli=16_000,
-                    memory_bytes=64 * GIB, usd_per_h=4.0, phase=phase, requested_at=an_hour_ago,
-                    launched_at=an_hour_ago, gone_at=func.now() if phase == "gone" else None,
+                    **{
+                        "id": id_, "region": "north", "pool": "burst", "cluster": "burst-za-spot", "provider": "sim",
+                        "zone": "za", "kind": "spot", "machine_type": "small", "gpus": 4, "gpu_type": "a100",
+                        "cpus_milli": 16_000, "memory_bytes": 64 * GIB, "usd_per_h": 4.0, "phase": phase,
+                        "requested_at": an_hour_ago, "launched_at": an_hour_ago,
+                        "gone_at": func.now() if phase == "gone" else None, **columns,
+                    }
                 )
             )  # fmt: skip
 

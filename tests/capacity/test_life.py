@@ -10,6 +10,7 @@ from capacity.offers import Offer
 from capacity.providers import LaunchRequest
 from domain import ids
 from domain.phases import Phase
+from infra.db.models import Workload
 from lifecycle.instances import InstancePhase
 from tests.activities.world import job
 from tests.capacity.site import Site
@@ -196,4 +197,29 @@ async def test_a_provider_that_does_not_answer_holds_up_nothing_for_good(site: S
     assert len(site.natives()) == 1
     site.provider.faults = lambda _: ""
     await site.rounds_until(lambda: site.phases() == {"gone": 1}, "it is gone")
+    assert site.natives() == set()
+
+
+async def test_a_pool_grows_for_what_waits_and_shrinks_when_nothing_does(site: Site) -> None:
+    """For a gang that no region has room for, once; for none that is over its tenant's quota, or held."""
+    site.world.tenant(gpus=8)
+    site.pool(0, max_size=4, idle_s=1.0)
+    waits = site.world.submit(job(tasks=2, gpus=4))
+    over = site.world.submit(job(tasks=3, gpus=4))
+    await asyncio.to_thread(site.world.tick)
+    await site.rounds_until(lambda: site.phases().get("ready") == 2, "two machines are ready")
+    assert {row.wanted_by for row in site.rows()} == {waits}
+    assert len(site.rows()) == 2
+    await asyncio.to_thread(site.world.tick)
+    assert set(site.world.holdings(waits)) == {row.machine for row in site.rows()}
+    assert site.world.workload(over).phase == "pending"
+    keeper = site.keeper()
+    for _ in range(8):
+        await keeper.round()
+        await asyncio.sleep(0.2)
+    assert site.phases() == {"ready": 2}
+    site.world.release(waits, Phase.SUCCEEDED)
+    site.world.alter(Workload, over, held_by="somebody")
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "they are ended when they have been idle")
+    assert {row.reason["code"] for row in site.rows() if row.reason} == {"idle"}
     assert site.natives() == set()

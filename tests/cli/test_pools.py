@@ -15,21 +15,26 @@ def test_operators_set_pools(as_operator: Service, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "north/burst" in out
     assert "za; spot; at most $5.00/h" in out
-    assert run([*what, "--any", "--machine-type", "small"]) == 0
+    assert run([*what, "--any", "--machine-type", "small", "--max-size", "5", "--idle", "10m"]) == 0
+    assert "2 to 5" in capsys.readouterr().out
     assert run(["pools", "list", "-o", "json"]) == 0
     out = capsys.readouterr().out
     [pool] = json.loads(out[out.index("[") :])
     assert (pool["size"], pool["kinds"], pool["machine_types"], pool["max_usd_per_h"]) == (2, [], ["small"], None)
+    assert (pool["max_size"], pool["idle_s"]) == (5, 600.0)
     for wrong, complaint in (
         (what, "nothing to set"),
         ([*what, "--size", "-1"], "--size"),
         ([*what, "--kind", "cheap"], "cheap"),
+        ([*what, "--max-size", "1"], "max_size"),
+        ([*what, "--idle", "soon"], "--idle"),
         (["pools", "set", "burst", "--size", "1"], "REGION/POOL"),
         (["pools", "set", "mars/burst", "--size", "1"], "mars"),
         (["pools", "rm", "north/other"], "north/other"),
     ):
         assert run(wrong) != 0
         assert complaint in capsys.readouterr().err
+    assert run([*what, "--fixed"]) == 0
     assert run(["pools", "rm", "north/burst"]) == run(["pools"]) == 0
     assert "north/burst" not in capsys.readouterr().out.partition("removed north/burst")[2]
 

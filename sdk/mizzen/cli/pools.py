@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from mizzen.cli import words
+from mizzen.cli.durations import duration
 from mizzen.cli.exits import exit_of
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import Commands, Session, complain, complete_pool, complete_region, finish
@@ -32,7 +33,7 @@ def _phases(pool: Mapping[str, Any]) -> str:
 
 _POOL_COLUMNS = (
     Column("POOL", _pool_name),
-    Column("SIZE", lambda p: str(p["size"]), right=True),
+    Column("SIZE", lambda p: f"{p['size']}" + ("" if p["max_size"] is None else f" to {p['max_size']}"), right=True),
     Column("MACHINES", _phases),
     Column("$ AN HOUR", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
     Column("TAKES", _takes, drop=3, flexible=True),
@@ -50,6 +51,7 @@ _INSTANCE_COLUMNS = (
     Column("PROVIDER", lambda i: i["provider"], wide=True),
     Column("AS", lambda i: i["native_id"], wide=True),
     Column("MACHINE", lambda i: i["machine"], wide=True),
+    Column("WANTED BY", lambda i: i["wanted_by"], drop=6),
     Column("WHY", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
 )
 
@@ -79,7 +81,12 @@ def _split(pool: str) -> tuple[str, str]:
 
 @pools.command("set")
 @_POOL
-@click.option("--size", type=click.IntRange(min=0), help="Machines that there are to be.")
+@click.option("--size", type=click.IntRange(min=0), help="Machines that there are to be, or at least.")
+@click.option("--max-size", type=click.IntRange(min=0), help="Grow up to so many for what waits.")
+@click.option("--fixed", is_flag=True, help="Do not grow.")
+@click.option(
+    "--idle", metavar="DURATION", callback=duration(above_zero=False), help="End machines above the size after: 10m."
+)
 @click.option("--provider", "providers", multiple=True, help="Whose offers it may take; repeatable.")
 @click.option("--zone", "zones", multiple=True, help="In which zones; repeatable.")
 @click.option("--kind", "kinds", multiple=True, type=_KINDS, help="Of which kinds of capacity; repeatable.")
@@ -87,19 +94,25 @@ def _split(pool: str) -> tuple[str, str]:
 @click.option("--any", "any_", is_flag=True, help="Any offer, but for what is given here.")
 @click.option("--max-usd-per-h", type=click.FloatRange(min=0), help="What an hour of a machine may cost.")
 @click.pass_obj
-def set_pool(session: Session, /, pool: str, any_: bool, **options: Any) -> None:
+def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: float | None, **options: Any) -> None:
     """Make a pool, or change what is given of it (operators).
 
-    Machines that are missing are launched; those that are too many are drained and ended.
+    Machines that are missing are launched; those that are too many are drained and ended. With --max-size, workloads
+    that no region has room for get machines of their own.
     """
     region, name = _split(pool)
     lists = ("providers", "zones", "kinds", "machine_types")
     settings: dict[str, Any] = {field: list(options[field]) for field in lists if options[field] or any_}
     if any_:
         settings["max_usd_per_h"] = None
-    settings |= {field: options[field] for field in ("size", "max_usd_per_h") if options[field] is not None}
+    if fixed:
+        settings["max_size"] = None
+    if idle is not None:
+        settings["idle_s"] = idle
+    numbers = ("size", "max_size", "max_usd_per_h")
+    settings |= {field: options[field] for field in numbers if options[field] is not None}
     if not settings:
-        raise click.UsageError("nothing to set: give --size, or what offers it may take")
+        raise click.UsageError("nothing to set: give --size, --max-size, or what offers it may take")
     emit_list(session, [session.client.set_pool(region, name, **settings)], _POOL_COLUMNS, name=_pool_name)
 
 

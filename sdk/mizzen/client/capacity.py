@@ -13,6 +13,9 @@ class Pool(TypedDict):
     region: str
     name: str
     size: int
+    max_size: int | None
+    """Up to so many it grows for what waits; None: it does not."""
+    idle_s: float
     providers: list[str]
     """Whose offers it may take; empty: any. So are the following."""
     zones: list[str]
@@ -50,6 +53,8 @@ class Instance(TypedDict):
     ending: Reason | None
     """Why it is to end."""
     native_id: str | None
+    wanted_by: str | None
+    """The workload that waits for it."""
     machine: str | None
     requested_at: str
     expected_at: str | None
@@ -66,8 +71,8 @@ class Capacity(Calls):
         return cast(list[Pool], self._call("GET", "pools", params={"region": region})["items"])
 
     def set_pool(self, region: str, name: str, **settings: Any) -> Pool:
-        """Make a pool, or change what is given of it: `size`, `providers`, `zones`, `kinds`, `machine_types`,
-        `max_usd_per_h` (operators).
+        """Make a pool, or change what is given of it: `size`, `max_size`, `idle_s`, `providers`, `zones`, `kinds`,
+        `machine_types`, `max_usd_per_h` (operators).
         """
         return cast(Pool, self._call("PUT", "pools", region, name, body=settings))
 

@@ -38,9 +38,13 @@ def upgrade() -> None:
         sa.Column("size", sa.BigInteger(), server_default="0", nullable=False),
         *(_texts(name) for name in ("providers", "zones", "kinds", "machine_types")),
         sa.Column("max_usd_per_h", sa.Float()),
+        sa.Column("max_size", sa.BigInteger()),
+        sa.Column("idle_s", sa.Float(), server_default="600.0", nullable=False),
         sa.Column("reason", postgresql.JSONB()),
         _now("created_at"),
         sa.CheckConstraint("size >= 0", name="pool_size"),
+        sa.CheckConstraint("max_size >= size", name="pool_max_size"),
+        sa.CheckConstraint("idle_s >= 0", name="pool_idle"),
     )
     op.create_table(
         "instance",
@@ -58,6 +62,7 @@ def upgrade() -> None:
         sa.Column("reason", postgresql.JSONB()),
         sa.Column("ending", postgresql.JSONB()),
         sa.Column("native_id", sa.Text()),
+        sa.Column("wanted_by", sa.Text()),
         sa.Column("machine", sa.Text()),
         _now("requested_at"),
         *(_time(name) for name in ("expected_at", "launched_at", "ready_at", "lost_at", "gone_at")),
@@ -68,6 +73,7 @@ def upgrade() -> None:
     live = sa.text("gone_at is null")
     op.create_index("instance_live", "instance", ["region", "pool"], postgresql_where=live)
     op.create_index("instance_machine", "instance", ["machine"], postgresql_where=live)
+    op.create_index("instance_wanted_by", "instance", ["wanted_by"], postgresql_where=live)
     op.create_table(
         "launch_refusal",
         sa.Column("instance", sa.Text(), sa.ForeignKey("instance.id", ondelete="CASCADE"), primary_key=True),

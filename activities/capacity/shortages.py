@@ -1,0 +1,56 @@
+"""Which workloads wait for machines that there are none of, as the last scan and the regions said it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from capacity.scaling import Shortage
+from domain.ask import ask_of
+from domain.phases import QUEUED_PHASES
+from domain.reasons import ReasonCode
+from infra.db import published
+from infra.db.logs import Waiting
+from infra.db.models import Workload
+
+_FOR_WANT_OF_MACHINES = {
+    ReasonCode.INSUFFICIENT_CAPACITY.value,
+    ReasonCode.NO_HARDWARE.value,
+    ReasonCode.REFUSED_LIKE.value,
+}
+_MOST = 1000
+"""So many of the queue's head are looked at."""
+
+
+def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
+    """Workloads that no region has room for, in the order of the queue.
+
+    Those that are held or over their tenants' quotas wait for something else; so does a workload in a region that lacks
+    its data, too, or does not answer.
+    """
+    newest = queue.load(session)
+    rows = session.execute(
+        select(Workload.id, Workload.ask, Waiting.reasons)
+        .join(Waiting, Waiting.workload == Workload.id)
+        .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None), Workload.held_by.is_(None))
+    ).all()
+    entries = newest.find_all([row.id for row in rows])
+    ranked = sorted(
+        (entries[row.id].position, row) for row in rows if row.id in entries and not entries[row.id].over_quota
+    )
+    out = []
+    for _, row in ranked[:_MOST]:
+        regions = _regions(row.reasons)
+        if regions and row.ask is not None:
+            out.append(Shortage(row.id, ask_of(row.ask).jobs, regions))
+    return out
+
+
+def _regions(body: Mapping[str, Any]) -> frozenset[str]:
+    """Regions that lack machines, and nothing else."""
+    codes: dict[str, set[str]] = {}
+    for reason in body.get("reasons", ()):
+        if (region := (reason.get("detail") or {}).get("region")) is not None:
+            codes.setdefault(region, set()).add(reason["code"])
+    return frozenset(region for region, found in codes.items() if found <= _FOR_WANT_OF_MACHINES)

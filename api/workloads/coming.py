@@ -1,0 +1,42 @@
+"""Machines that are on their way for workloads that wait."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.views import ReasonView
+from domain.reasons import Reason, ReasonCode
+from infra.db.capacity import InstanceRow
+from lifecycle.instances import InstancePhase
+
+_COMING = [phase.value for phase in (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING)]
+
+
+def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[str, list[ReasonView]]:
+    """By workload: what is being launched for it, where, and in how many seconds it is expected."""
+    if not workloads:
+        return {}
+    rows = session.execute(
+        select(InstanceRow.wanted_by, InstanceRow.machine_type, InstanceRow.zone, InstanceRow.expected_at)
+        .where(InstanceRow.wanted_by.in_(workloads), InstanceRow.phase.in_(_COMING), InstanceRow.gone_at.is_(None))
+        .order_by(InstanceRow.id)
+    ).all()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    expected: dict[tuple[str, str, str], float] = {}
+    now = datetime.now(UTC)
+    for workload, machine_type, zone, at in rows:
+        key = str(workload), machine_type, zone
+        counts[key] += 1
+        expected[key] = max(expected.get(key, 0.0), 0.0 if at is None else (at - now).total_seconds())
+    out: dict[str, list[ReasonView]] = {}
+    for key, machines in counts.items():
+        workload, machine_type, zone = key
+        detail = {
+            "machines": machines, "machine_type": machine_type, "zone": zone, "expected_s": round(expected[key]),
+        }  # fmt: skip
+        view = ReasonView(**Reason(ReasonCode.WAITING_FOR_CAPACITY, detail).to_json())
+        out.setdefault(workload, []).append(view)
+    return out
