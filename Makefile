@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment clean
+.PHONY: setup demo demo-bursting test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,10 @@ $(VENV)/.compiled: $(VENV)/.ready
 
 demo: setup
 	@$(BIN)/mizzen demo $(ARGS)
+
+# Three regions, one of them on spot and one on EC2 (moto): pools grow, a zone is taken, gangs move on, nothing is left.
+demo-bursting: setup
+	@$(BIN)/python -m tests.stack.bursting
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each: it is done once, on the core
 # that the compilation of the loops leaves free. An error in a test module is reported by the run itself.

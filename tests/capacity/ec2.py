@@ -7,6 +7,7 @@ zone, and lets a test inject errors, delays and lost answers.
 
 import contextlib
 import http.client
+import logging
 import os
 import threading
 import time
@@ -123,7 +124,8 @@ def _error(code: str, words: str, status: int = 400) -> tuple[int, bytes]:
 @contextlib.contextmanager
 def ec2() -> Iterator[Ec2]:
     """A region without instances, gone afterwards; credentials for it are in the environment meanwhile."""
-    with mock.patch.dict(os.environ, ENVIRON), mock.patch("werkzeug.serving.BaseWSGIServer.log"):
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with mock.patch.dict(os.environ, ENVIRON):
         moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         moto.start()
         try:

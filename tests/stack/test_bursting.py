@@ -1,0 +1,19 @@
+"""Machines from providers on a whole stack: real agents, a cloud of traces, and EC2 behind moto."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stack.bursting import Bursting, installation
+from tests.stack.harness import processes_of
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+
+
+def test_gangs_burst_into_clouds_and_nothing_is_left(tmp_path: Path) -> None:
+    """Pools grow, a spot zone is taken with notice, gangs move on, pools shrink; as `make demo-bursting` tells it."""
+    with installation(tmp_path) as (up, region):
+        up.start()
+        Bursting(up, region, print).tell()
+        assert up.interrupt() == 0
+        assert processes_of(up.data) == {}
