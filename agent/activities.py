@@ -45,6 +45,8 @@ from domain.protocol import (
 from infra.pidfds import first_end
 
 _log = logging.getLogger(__name__)
+_LATE_S = 7.5
+_UNTIMED_S = 30.0
 _TRIES = 5
 """How often a machine tries to start an attempt's tasks before the gang is placed anew."""
 
@@ -118,7 +120,7 @@ class NodeActivities:
                 async with self._heartbeats():
                     stale = [key.rpartition(".") for key in request.stop]
                     await asyncio.gather(*(self._end(workload, int(number), 0.0) for workload, _, number in stale))
-                pause_s = self._pause_s(self._config.attend_interval_s)
+                pause_s = self._attend_pause_s()
                 while True:
                     activity.heartbeat("ready")
                     await asyncio.sleep(pause_s)
@@ -333,6 +335,16 @@ class NodeActivities:
                 self._shipping.watch(run, bucket, staged.masker, staged.launch.logs)
 
     # -------------------------------------------------------------------------------------------------------- beats
+
+    def _attend_pause_s(self) -> float:
+        """Between two signs: one may be late by `_LATE_S`, or by three quarters of a short timeout.
+
+        One that is later still costs another attempt of the activity, and not the machine.
+        """
+        timeout = activity.info().heartbeat_timeout
+        timeout_s = _UNTIMED_S if timeout is None else timeout.total_seconds()
+        seldom_s = max(timeout_s / 4, timeout_s - _LATE_S)
+        return min(seldom_s, self._config.attend_interval_s or seldom_s)
 
     def _pause_s(self, interval_s: float) -> float:
         timeout = activity.info().heartbeat_timeout

@@ -53,8 +53,9 @@ class AgentConfig(BaseModel):
     run as `run_as`, or as the agent. Needs an agent that runs as root."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
     """Of a node whose tasks run, with their progress; each one costs the Temporal server a write."""
-    attend_interval_s: float = Field(10.0, gt=0)
-    """Of an idle machine; more often where the heartbeat timeout asks for it."""
+    attend_interval_s: float | None = Field(None, gt=0)
+    """Of signs that the machine is there; None: as seldom as the heartbeat timeout allows, since each one costs the
+    Temporal server a write, of every machine."""
     poll_interval_s: float = Field(0.5, ge=0.05)
     """How often it is looked at what running tasks report; their ends are noticed at once."""
     hello_interval_s: float = Field(30.0, gt=0)

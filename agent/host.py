@@ -29,7 +29,7 @@ from domain.version import BUILD_ID
 from infra.beat import Beat
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
-from infra.temporal_client import connect
+from infra.temporal_client import connect, use_quiet_runtime
 from mizzen.objects import open_store
 
 MACHINE_WORKFLOW = "MachineWorkflow"
@@ -104,6 +104,7 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings, beat: Beat | None
         ConfigurationError: another agent runs on the same state folder, or Temporal's TLS files are unusable.
     """
     os.umask(0o022)  # Tasks of another user must be able to enter their folders.
+    use_quiet_runtime()
 
     async def until_signalled() -> None:
         stop = asyncio.Event()
@@ -132,7 +133,8 @@ async def _work(
         build_id=BUILD_ID,
         identity=f"agent {config.machine} pid {os.getpid()}",
         max_concurrent_activities=1000,
-        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
+        # A machine gets a task now and then, and each poll costs the service something, of every machine.
+        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         max_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
         default_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
     )

@@ -118,11 +118,12 @@ def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, 
 class Stack:
     """A `mizzen up` in a process of its own."""
 
-    def __init__(self, folder: Path, exit_: ExitStack) -> None:
+    def __init__(self, folder: Path, exit_: ExitStack, fleet: str = FLEET, machines: int = 1) -> None:
+        """`fleet`: the file's text, with so many `machines`, which are ready when this returns."""
         names = ("port", "database-port", "temporal-port", "temporal-ui-port")
         ports = {name: free_port() for name in names}
         self.data = folder / "data"
-        (folder / "fleet.yaml").write_text(FLEET)
+        (folder / "fleet.yaml").write_text(fleet)
         command = [*dies_with_parent(), sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
         command += ["--fleet", str(folder / "fleet.yaml")]
         for name, port in ports.items():
@@ -136,7 +137,7 @@ class Stack:
         self.engine = open_engine(EmbeddedPostgres(self.data / "postgres", ports["database-port"]).url)
         exit_.callback(self.engine.dispose)
         self.key = (self.data / "operator.key").read_text().strip()
-        self.until(lambda: self.count(select(Machine.id).where(Machine.state == "ready")) == 1)
+        self.until(lambda: self.count(select(Machine.id).where(Machine.state == "ready")) == machines)
         self._exit = exit_
 
     def start_bare_worker(self) -> None:

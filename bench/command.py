@@ -38,6 +38,7 @@ SUITES = {
     "copies": "copies",
     "end-to-end": "end_to_end",
     "backlog": "backlog",
+    "machines": "machines",
     "memory": "memory",
 }
 """Name to module, in the order in which they run."""

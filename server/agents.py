@@ -108,7 +108,6 @@ def _here(settings: Settings, machine: str, number: int) -> dict[str, Any]:
         "address": "127.0.0.1",
         "ports": (first, first + _PORTS_EACH - 1),
         "state_dir": machine_state_dir(settings.data_dir, machine),
-        "attend_interval_s": min(5.0, settings.lifecycle.heartbeat_timeout_s / 4),
     }
 
 

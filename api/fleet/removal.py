@@ -17,6 +17,7 @@ from api.state import StateOf
 from api.views import write_audit
 from infra.db import events, outbox
 from infra.db.buckets import forget_bucket
+from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
 from infra.db.tables import Replica, Table
 
@@ -51,7 +52,7 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
 
 @router.delete("/regions/{name}", status_code=204, summary="Remove a region", responses=refusals(404, 409))
 def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
-    """Forgets a region without machines, data, checkpoints of live workloads and placed workloads.
+    """Forgets a region without machines, pools, data, checkpoints of live workloads and placed workloads.
 
     Its clusters and datacenters go with it. Its bucket and what is in it stay as they are.
     """
@@ -61,6 +62,12 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
         blockers = list(
             chain(
                 _named(session, "machines", select(Machine.id).where(Machine.region == name).order_by(Machine.id)),
+                _named(session, "pools", select(PoolRow.name).where(PoolRow.region == name)),
+                _named(
+                    session,
+                    "instances that are not gone",
+                    select(InstanceRow.id).where(InstanceRow.region == name, InstanceRow.gone_at.is_(None)),
+                ),
                 _named(session, "tables at home there", select(Table.name).where(Table.home_region == name)),
                 _named(session, "replicas of tables", select(Replica.data_table).where(Replica.region == name)),
                 _named(

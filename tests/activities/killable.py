@@ -31,6 +31,8 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
+                # What it was saying when it was killed must not run into the answer.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 if "unreliable" in given:
                     roles.open_providers = partial(unreliable_providers, **given["unreliable"])
                 asyncio.run(run_worker(settings, ["control", "region"], given["regions"]))

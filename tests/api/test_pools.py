@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Audit, Outbox
+from infra.db.models import Region
 from tests.api.test_fleet import act, get
 from tests.api.world import INSTANCE, World
 
@@ -109,3 +110,17 @@ async def test_why_says_what_is_on_its_way(world: World) -> None:
     async with world.client("speech") as client:
         shown = (await client.get("/v1/instances")).text
     assert workload not in shown
+
+
+async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
+    """It says which; when both are gone nothing keeps it."""
+    with world.session() as session:
+        session.add(Region(name="west", bucket_url="file:///west"))
+    assert (await act(world, "/v1/pools/west/burst", method="PUT", body={"size": 0})).status_code == 200
+    world.add_instance(region="west")
+    refused = await act(world, "/v1/regions/west", method="DELETE")
+    assert refused.status_code == 409
+    assert "pools: burst; instances that are not gone: in-0000000000000001" in refused.json()["detail"]
+    assert (await act(world, "/v1/pools/west/burst", method="DELETE")).status_code == 204
+    world.end_instance()
+    assert (await act(world, "/v1/regions/west", method="DELETE")).status_code == 204

@@ -137,6 +137,12 @@ class World:
                 )
             )  # fmt: skip
 
+    def end_instance(self, id_: str = INSTANCE) -> None:
+        """It is gone."""
+        with self.session() as session:
+            row = session.get_one(InstanceRow, id_)
+            row.phase, row.gone_at = "gone", row.requested_at
+
     def add_attempt(self, workload: str, attempt: int, machine: str, slots: int, **columns: Any) -> None:
         """An attempt that holds `slots` (a mask) of one machine; it is the workload's newest."""
         released_at = columns.pop("released_at", None)
