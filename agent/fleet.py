@@ -125,11 +125,8 @@ def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]
     for child in list(children):
         if child.config.machine in always or child.config.machine in there:
             continue
-        if child.wanted:
-            child.wanted = False
-            power_off(child.config.state_dir)
-        if child.pid is None:
-            shutil.rmtree(child.config.state_dir, ignore_errors=True)
+        child.wanted = False
+        if end_machine(child.config.state_dir) and child.pid is None:
             children.remove(child)
 
 
@@ -265,6 +262,18 @@ def power_off(state_dir: Path) -> None:
         for path in run.cgroups():
             cgroups.remove_cgroup(path)
     (state.path / "incarnation").unlink(missing_ok=True)
+
+
+def end_machine(state_dir: Path) -> bool:
+    """The machine is gone for good, with its folder; False: something of it could not be killed, try again."""
+    try:
+        if state_dir.is_dir():
+            power_off(state_dir)
+            shutil.rmtree(state_dir, ignore_errors=True)
+    except OSError as error:
+        _log.warning("machine in %s cannot be ended now: %s", state_dir, error)
+        return False
+    return True
 
 
 def power_on(state_dir: Path) -> None:

@@ -18,6 +18,7 @@ READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the pa
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
+INSTANCE_PREFIX = "in-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -68,7 +69,7 @@ def new_workload_id() -> str:
 
 def new_instance_id() -> str:
     """The id of an instance: `in-` and the same; a name, too, since its machine is named by it."""
-    return f"in-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
+    return f"{INSTANCE_PREFIX}{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
 
 
 def machine_id(region: str, cluster: str, machine: str) -> str:

@@ -4,17 +4,18 @@ import getpass
 import logging
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from agent.config import AgentConfig
-from agent.fleet import serve_many
+from agent.fleet import end_machine, serve_many
 from agent.host import run_agent as run_one
 from agent.isolation import why_not_separate
 from agent.state import StateFolder, make_folder
-from domain.ids import NAME_RULE, is_name, machine_id
+from domain.ids import INSTANCE_PREFIX, NAME_RULE, is_name, machine_id
 from domain.units import parse_size_bytes
 from infra.config import Settings
 from infra.errors import ConfigurationError
@@ -63,7 +64,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
 
     def launched() -> list[AgentConfig]:
         found = []
-        for cloud in clouds:
+        for place, cloud in enumerate(clouds):
             for one in cloud.started():
                 region, cluster, _ = one.machine.split("/")
                 found.append(
@@ -72,8 +73,8 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                         region=region,
                         cluster=cluster,
                         rack=one.instance.zone,
-                        **_shape(cloud.shape(one)),
-                        **_here(settings, one.machine, len(configs) + one.number),
+                        **_shape(MachineShape.model_validate(one.shape)),
+                        **_here(settings, one.machine, len(configs) + one.number * len(clouds) + place),
                         bucket_url=one.bucket_url,
                         platform="file",
                         notice_file=cloud.notice_file(one.instance.native_id),
@@ -84,12 +85,20 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 )
         return found
 
+    _end_gone(settings, {config.state_dir for config in (*configs, *launched())})
     serve_many(
         configs,
         settings.temporal,
         launched=launched if clouds else None,
         stuck_after_s=settings.liveness.restart_after_s,
     )
+
+
+def _end_gone(settings: Settings, there: Collection[Path]) -> None:
+    """Ends what is left of machines that were launched, and went while no agents ran here."""
+    for folder in (settings.data_dir / "machines").iterdir():
+        if folder not in there and folder.name.rpartition(".")[2].startswith(INSTANCE_PREFIX):
+            end_machine(folder)
 
 
 def _shape(shape: MachineShape) -> dict[str, Any]:

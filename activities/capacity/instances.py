@@ -1,13 +1,15 @@
 """The effects of an instance's workflow: asking its provider, and writing what follows into the ledger."""
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.capacity.refusals import record_refusal, refusal_reason
 from activities.capacity.tokens import join_token
@@ -29,6 +31,9 @@ from infra.db.session import transaction
 from lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePhase
 
 _BY = "mizzen"
+_AT_ONCE = 8
+"""Calls of providers at the same time: one that does not answer must leave threads to the effects on Postgres."""
+_BUSY = timedelta(seconds=1)
 
 
 class InstanceActivities:
@@ -38,6 +43,7 @@ class InstanceActivities:
         self._engine = engine
         self._settings = settings
         self._providers = providers
+        self._asking = threading.BoundedSemaphore(_AT_ONCE)
 
     @activity.defn(name=Activity.LAUNCH_INSTANCE.value)
     def launch(self, ref: InstanceRef) -> bool:
@@ -51,7 +57,7 @@ class InstanceActivities:
                 return True
             request = self._request(session, row)
         try:
-            with beating():
+            with self._ask():
                 native_id = self._provider(request.offer.provider).launch(request)
         except LaunchRefused as refused:
             with transaction(self._engine) as session:
@@ -125,13 +131,24 @@ class InstanceActivities:
             name, native_id = row.provider, row.native_id
         provider = self._provider(name)
         try:
-            with beating():
+            with self._ask():
                 known = {found.native_id for found in provider.describe() if found.instance == ref.instance}
                 for one in sorted(known | ({native_id} if native_id is not None else set())):
                     provider.terminate(one)
                 return not known or all(found.instance != ref.instance for found in provider.describe())
         except ProviderUnavailable as error:
             raise ApplicationError(str(error), type="ProviderUnavailable") from None
+
+    @contextmanager
+    def _ask(self) -> Iterator[None]:
+        if not self._asking.acquire(blocking=False):
+            benign = ApplicationErrorCategory.BENIGN
+            raise ApplicationError("other calls first", type="Busy", next_retry_delay=_BUSY, category=benign)
+        try:
+            with beating():
+                yield
+        finally:
+            self._asking.release()
 
     def _provider(self, name: str) -> Provider:
         try:

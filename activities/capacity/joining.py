@@ -12,6 +12,7 @@ from domain.protocol import Hello
 from infra.config import Settings
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
+from infra.db.models import Machine
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +32,10 @@ def admits(session: Session, settings: Settings, hello: Hello) -> bool:
         return _refuse(hello, f"the instance is machine {machine_id(row.region, row.cluster, row.id)}")
     if row.gone_at is not None:
         return _refuse(hello, "the instance is gone")
-    if row.machine is None:
-        if not hmac.compare_digest(hello.join_token, join_token(settings.master_key_path, row.id)):
+    # Once more where the machine is not known: no key says who it is.
+    if row.machine is None or session.get(Machine, hello.machine) is None:
+        wanted = join_token(settings.master_key_path, row.id)
+        if not hmac.compare_digest(hello.join_token.encode(), wanted.encode()):
             return _refuse(hello, "its join token is not the instance's")
         row.machine = hello.machine
     return True

@@ -71,6 +71,8 @@ class Keeper:
                 offers += await in_thread(provider.offers)
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
+            except Exception:  # A mistake of one provider's must not keep the others' machines from being looked after.
+                _log.exception("provider %s; trying again", name)
         await in_thread(self._end_away)
         await in_thread(self._pools.round, offers)
         await self._start_missing_workflows()
@@ -96,7 +98,11 @@ class Keeper:
             instance = str(owned[native_id])
             kind = "stray" if native_id in differences.strays else "second"
             _log.warning("%s has %s for %s, which nobody owns (%s): ended", name, native_id, instance, kind)
-            provider.terminate(native_id)
+            try:
+                provider.terminate(native_id)
+            except ProviderUnavailable as error:
+                _log.warning("%s cannot be ended now: %s", native_id, error)
+                continue
             with transaction(self._engine) as session:
                 detail = {"provider": name, "native_id": native_id, "instance": instance, "why": kind}
                 events.record(session, "instance.without_owner", detail=detail)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
-from activities.capacity.clusters import keep_cluster
+from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.refusals import refusal_reason
 from activities.capacity.shortages import read_shortages
 from capacity.offers import Offer
@@ -31,6 +31,8 @@ class _Live:
 
     instance: Instance
     offer: OfferKey
+    usable: bool
+    """It is on its way, or its machine takes work."""
     idle_s: float | None
     """For how long it has had no work; None: it has, or is not ready."""
     wanted_by: str | None
@@ -93,7 +95,12 @@ class Pools:
         refused: Mapping[OfferKey, Reason],
     ) -> None:
         """Launches for what waits, and ends what has been idle for long."""
-        idle = [Idle(one.instance.id, key, one.offer) for key, all_ in live.items() for one in all_ if not _busy(one)]
+        idle = [
+            Idle(one.instance.id, key, one.offer)
+            for key, all_ in live.items()
+            for one in all_
+            if one.usable and not one.instance.busy
+        ]
         had = {key: len(all_) for key, all_ in live.items()}
         growth = grow(pools, had, read_shortages(session, self._queue), idle, offers, refused)
         for one in (one for all_ in live.values() for one in all_):
@@ -112,19 +119,15 @@ class Pools:
                 tell_to_end(session, instance, reason)
 
 
-def _busy(one: _Live) -> bool:
-    return one.instance.busy
-
-
 def _requested(session: Session, pool: Pool, offer: Offer, wanted_by: str | None = None) -> _Live:
     instance = request_instance(session, pool, offer, wanted_by)
-    return _Live(Instance(instance, InstancePhase.REQUESTED, busy=False), offer.key, None, wanted_by)
+    return _Live(Instance(instance, InstancePhase.REQUESTED, busy=False), offer.key, True, None, wanted_by)
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, wanted_by: str | None = None) -> str:
     """Writes a new instance of an offer into the ledger, and has its workflow started at the commit; returns its id."""
     cluster = cluster_of(pool.name, offer)
-    keep_cluster(session, offer.region, cluster, offer)
+    make_cluster(session, offer.region, cluster, offer)
     row = InstanceRow(
         id=ids.new_instance_id(), region=offer.region, pool=pool.name, cluster=cluster, provider=offer.provider,
         zone=offer.zone, kind=offer.kind.value, machine_type=offer.shape.machine_type, gpus=offer.shape.gpus,
@@ -155,25 +158,33 @@ def _refused(session: Session, pause_s: float) -> dict[tuple[str, str, str, str]
 
 
 def _live(session: Session) -> dict[PoolKey, list[_Live]]:
-    """Instances that are not gone, by region and pool."""
+    """Instances that are not gone and not to end, by region and pool; notes since when each has had no work.
+
+    One whose platform takes it is to end from now on: when tasks have saved there it is of no use, and the next one is
+    launched meanwhile.
+    """
     here = Allocation.machine == InstanceRow.machine
     busy = select(Allocation.workload).where(here, Allocation.released_at.is_(None)).exists()
-    released = select(func.max(Allocation.released_at)).where(here).scalar_subquery()
-    idle_s = func.extract("epoch", func.now() - func.greatest(InstanceRow.ready_at, released))
-    # One that is to end is not had any more, whatever it shows until its workflow has looked; nor is one that its
-    # platform takes: the next one is launched while tasks still save there.
     rows = session.execute(
-        select(InstanceRow, busy.label("busy"), idle_s.label("idle_s"))
+        select(InstanceRow, Machine, busy, func.extract("epoch", func.now() - InstanceRow.idle_since))
         .outerjoin(Machine, Machine.id == InstanceRow.machine)
-        .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None), Machine.notice.is_(None))
+        .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None))
         .order_by(InstanceRow.id)
-    )
+    ).all()
     out: dict[PoolKey, list[_Live]] = {}
-    for row, is_busy, seconds in rows:
+    for row, machine, is_busy, idle_s in rows:
+        if machine is not None and machine.notice is not None:
+            tell_to_end(session, row.id, Reason.from_json(machine.notice))
+            continue
+        is_ready = row.phase == InstancePhase.READY
+        if (row.idle_since is None) == (is_ready and not is_busy):
+            row.idle_since = func.now() if row.idle_since is None else None
+        idle = float(idle_s) if idle_s is not None and is_ready and not is_busy else None
+        takes_work = machine is not None and machine.state == "ready" and not (machine.cordon or machine.draining)
         instance = Instance(row.id, InstancePhase(row.phase), is_busy)
         offer = row.provider, row.zone, row.kind, row.machine_type
-        idle = None if is_busy or seconds is None or row.phase != InstancePhase.READY else float(seconds)
-        out.setdefault((row.region, row.pool), []).append(_Live(instance, offer, idle, row.wanted_by))
+        live = _Live(instance, offer, takes_work or not is_ready, idle, row.wanted_by)
+        out.setdefault((row.region, row.pool), []).append(live)
     return out
 
 
@@ -186,7 +197,8 @@ def _pool(row: PoolRow) -> Pool:
 
 
 def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
-    """The prices of clusters with live instances follow the offers."""
+    """The prices of clusters with live instances follow the offers; of machines of one GPU type the dearest counts."""
+    session.flush()
     rows = session.execute(
         select(
             InstanceRow.region, InstanceRow.cluster, InstanceRow.provider, InstanceRow.zone, InstanceRow.kind,
@@ -196,6 +208,9 @@ def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
         .distinct()
     )  # fmt: skip
     by_key = {(offer.region, *offer.key): offer for offer in offers}
+    found: dict[tuple[str, str], list[Offer]] = {}
     for region, cluster, provider, zone, kind, machine_type in rows:
         if (offer := by_key.get((region, provider, zone, kind, machine_type))) is not None:
-            keep_cluster(session, region, cluster, offer)
+            found.setdefault((region, cluster), []).append(offer)
+    for (region, cluster), own in sorted(found.items()):
+        set_prices(session, region, cluster, own)

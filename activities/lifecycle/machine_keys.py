@@ -41,7 +41,7 @@ def forget_offer(row: Machine) -> None:
 def accept_proven(session: Session, settings: Settings, row: Machine, hello: Hello) -> bool:
     """Pins the key of a hello that proves the old one; False where it does not."""
     wanted = _proof(settings, row, hello)
-    if wanted is None or not hmac.compare_digest(wanted, hello.key_proof):
+    if wanted is None or not hmac.compare_digest(wanted.encode(), hello.key_proof.encode()):
         return False
     row.public_key = hello.public_key
     forget_offer(row)

@@ -42,6 +42,9 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
         blockers = list(_named(session, "workloads that hold slots there", held.order_by(Allocation.workload)))
         if not row.draining and row.state != "lost":
             blockers.append(f"it is {row.state} and not drained")
+        launched = select(InstanceRow.id).where(InstanceRow.machine == row.id, InstanceRow.gone_at.is_(None))
+        if (instance := session.scalar(launched)) is not None:
+            blockers.append(f"it is instance {instance}, which `mizzen instances end` ends")
         _refuse(f"machine {row.id}", blockers, f"drain it first (`mizzen machines drain {row.id}`)")
         session.delete(row)
         events.record(session, "machine.removed", region=row.region, machine=row.id, detail={"by": caller.id})

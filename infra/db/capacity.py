@@ -71,6 +71,8 @@ class InstanceRow(Base):
     """As the provider calls it."""
     wanted_by: Mapped[str | None]
     """The workload that waits for it, while it is on its way or idle."""
+    idle_since: Mapped[datetime | None]
+    """From when on it has had no work, as the keeper saw it; None: it has, or is not ready."""
     machine: Mapped[str | None]
     """The machine that its agent announced; None: it has not done so."""
     requested_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -87,7 +89,7 @@ class InstanceRow(Base):
         CheckConstraint(_KINDS, name="instance_kind"),
         CheckConstraint("(phase = 'gone') = (gone_at is not null)", name="instance_gone"),
         Index("instance_live", "region", "pool", postgresql_where=text("gone_at is null")),
-        Index("instance_machine", "machine", postgresql_where=text("gone_at is null")),
+        Index("instance_machine", "machine"),
         Index("instance_wanted_by", "wanted_by", postgresql_where=text("gone_at is null")),
     )
 

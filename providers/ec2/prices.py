@@ -1,14 +1,17 @@
 """Spot prices: the newest of EC2's history for each type and zone, asked for now and then."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from capacity.providers import ProviderUnavailable
 from providers.ec2.errors import asking
 from providers.ec2.settings import Ec2Settings
 
+_log = logging.getLogger(__name__)
 _KEPT = timedelta(days=90)
 """How far EC2's history goes back; what is older is no price of now."""
 
@@ -33,7 +36,12 @@ class SpotPrices:
         """
         with self._lock:
             if self._asked_s is None or self._clock() - self._asked_s >= self._settings.prices_s:
-                self._found = self._newest()
+                try:
+                    self._found = self._newest()
+                except ProviderUnavailable as error:
+                    if self._asked_s is None:
+                        raise
+                    _log.warning("%s; the prices of before count on", error)
                 self._asked_s = self._clock()
             found = self._found.get((machine_type, zone))
         said = self._settings.machine_types[machine_type]

@@ -64,8 +64,15 @@ class Ec2Provider:
         if offer.zone not in self._settings.zones or offer.kind.value not in self._settings.kinds:
             words = f"{offer.kind.value} in {offer.zone} is not in the settings of provider {self.name}"
             raise LaunchRefused(Refusal.REQUEST, words)
-        with launching(self.name):
-            answer = self._launcher.run_instances(**self._asked(request))
+        try:
+            with launching(self.name):
+                answer = self._launcher.run_instances(**self._asked(request))
+        except LaunchRefused as refused:
+            # The token was used with other settings: its answer was lost, and they have changed since.
+            found = [one for one in self.describe() if one.instance == request.instance] if _used(refused) else []
+            if not found:
+                raise
+            return found[0].native_id
         return str(answer["Instances"][0]["InstanceId"])
 
     def _asked(self, request: LaunchRequest) -> dict[str, Any]:
@@ -122,6 +129,10 @@ class Ec2Provider:
             except ClientError as error:
                 if code_of(error) not in NOT_THERE:
                     raise
+
+
+def _used(refused: LaunchRefused) -> bool:
+    return refused.words.startswith("IdempotentParameterMismatch")
 
 
 def open_provider(name: str, settings: Ec2Settings, installation: Settings) -> Ec2Provider:

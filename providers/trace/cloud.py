@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from infra.files import write_private
-from infra.machine_shape import MachineShape
 from providers.trace.market import Instance, Market
 from providers.trace.settings import TraceSettings
 
@@ -30,6 +29,8 @@ class Machine:
     machine: str
     region: str
     machine_type: str
+    shape: dict[str, Any]
+    """`infra.machine_shape.MachineShape` of its type when it was launched."""
     bucket_url: str
     join_token: str
 
@@ -75,10 +76,6 @@ class Cloud:
         """Those of them that run."""
         now_s = self._clock()
         return [machine for machine in self.there() if machine.instance.starts_at_s <= now_s]
-
-    def shape(self, machine: Machine) -> MachineShape:
-        """What of it work may use."""
-        return self._settings.machine_types[machine.machine_type]
 
     def launch(self, token: str, zone: str, make: Callable[[Instance, int], Machine]) -> Machine | None:
         """The machine of this token: the one that was launched with it before, or a new one; None: there is no room."""

@@ -36,7 +36,9 @@ class Market:
 
     def capacity(self, zone: str, now_s: float) -> int:
         """How many machines a zone has at a time; what a trace says repeats after its end."""
-        of = self._settings.zones[zone]
+        of = self._settings.zones.get(zone)
+        if of is None:
+            return 0  # It is not in the settings any more: its machines go.
         gap_s, counts = of.followed
         most = of.most
         if not counts:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from capacity.offers import Offer, Shape
 from capacity.providers import Found, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from infra.config import Settings
+from infra.machine_shape import MachineShape
 from providers.registry import providers_of
 from providers.trace.cloud import Cloud, Machine
 from providers.trace.market import Instance
@@ -43,9 +44,13 @@ class TraceProvider:
         if offer.zone not in self._settings.zones or offer.shape.machine_type not in self._settings.machine_types:
             raise LaunchRefused(Refusal.REQUEST, f"there is no {offer.shape.machine_type} in {offer.zone}")
 
+        of = self._settings.machine_types[offer.shape.machine_type]
+        shape = {field: getattr(of, field) for field in MachineShape.model_fields}
+
         def make(instance: Instance, number: int) -> Machine:
             return Machine(
-                instance, number, request.machine, offer.region, offer.shape.machine_type, request.bucket_url,
+                instance, number, request.machine, offer.region, offer.shape.machine_type, shape,
+                request.bucket_url,
                 request.join_token,
             )  # fmt: skip
 

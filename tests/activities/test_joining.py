@@ -77,11 +77,19 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
     [
         {"join_token": ""},
         {"join_token": "0" * 64},
+        {"join_token": "é"},
         {"instance": "", "join_token": ""},
         {"instance": "in-0000000000000000"},
         {"machine": "west/burst-za-spot/other"},
     ],
-    ids=["no token", "another token", "as a machine that nobody launched", "of no instance", "another machine"],
+    ids=[
+        "no token",
+        "another token",
+        "no ASCII",
+        "as a machine that nobody launched",
+        "of no instance",
+        "another machine",
+    ],
 )
 def test_it_is_refused_without(launched: Launched, lie: dict[str, Any]) -> None:
     """Nothing is registered, and the token is still good."""
@@ -96,6 +104,15 @@ def test_a_token_is_of_one_machine(launched: Launched) -> None:
     assert not launched.says_hello(public_key="other")
     other = join_token(launched.world.settings.master_key_path, "in-other")
     assert other != launched.token
+
+
+def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: Launched) -> None:
+    """Without its row no key says who it is."""
+    assert launched.says_hello(public_key="k")
+    with launched.world.session() as session:
+        session.delete(session.get_one(Machine, launched.machine))
+    assert not launched.says_hello(public_key="other", join_token="")
+    assert launched.says_hello(public_key="k")
 
 
 def test_what_is_gone_does_not_join(launched: Launched) -> None:

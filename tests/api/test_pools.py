@@ -124,3 +124,12 @@ async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
     assert (await act(world, "/v1/pools/west/burst", method="DELETE")).status_code == 204
     world.end_instance()
     assert (await act(world, "/v1/regions/west", method="DELETE")).status_code == 204
+
+
+async def test_a_machine_that_was_launched_is_not_removed(world: World) -> None:
+    """Its instance would be paid for and never be missed; ending that is the way."""
+    world.add_instance(machine="north/alpha/m1")
+    assert (await act(world, "/v1/machines/north/alpha/m1/drain")).status_code == 200
+    refused = await act(world, "/v1/machines/north/alpha/m1", method="DELETE")
+    assert refused.status_code == 409
+    assert f"it is instance {INSTANCE}" in refused.json()["detail"]

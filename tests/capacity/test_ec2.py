@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from pydantic import ValidationError
 
 from capacity.offers import Offer
@@ -123,6 +124,15 @@ def test_what_passes_is_asked_again_and_launches_once(region: Ec2, provider: Ec2
     assert region.faults == []
 
 
+def test_a_token_that_was_used_with_other_settings_names_its_machine(region: Ec2, provider: Ec2Provider) -> None:
+    """The answer of a launch was lost, and the settings have changed since: EC2 refuses, and the machine is there."""
+    wanted = request_for(offer_of(provider, CapacityKind.SPOT))
+    native_id = provider.launch(wanted)
+    region.faults.append(("RunInstances", "IdempotentParameterMismatch"))
+    assert provider.launch(wanted) == native_id
+    assert len(region.live()) == 1
+
+
 def test_two_installations_share_an_account(region: Ec2, provider: Ec2Provider, tmp_path: Path) -> None:
     """Neither sees the other's machines, so it ends none; the tag follows from the master key."""
     ids = []
@@ -153,12 +163,15 @@ def test_prices_are_the_newest_of_the_history_or_the_settings() -> None:
 
     class Client:
         asked = 0
+        broken = False
 
         def get_paginator(self, _: str) -> "Client":
             return self
 
         def paginate(self, **_: Any) -> list[dict[str, Any]]:
             self.asked += 1
+            if self.broken:
+                raise EndpointConnectionError(endpoint_url="here")
             return [{"SpotPriceHistory": history}, {"SpotPriceHistory": [old]}]
 
     client, clock = Client(), [0.0]
@@ -169,6 +182,10 @@ def test_prices_are_the_newest_of_the_history_or_the_settings() -> None:
     clock[0] = 300.0
     assert prices.of("p4d.24xlarge", "us-east-1a") == 13.25
     assert client.asked == 2
+    client.broken, clock[0] = True, 600.0
+    assert prices.of("p4d.24xlarge", "us-east-1a") == 13.25
+    with pytest.raises(ProviderUnavailable):
+        SpotPrices("aws", Ec2Settings.model_validate(SETTINGS), client).of("p4d.24xlarge", "us-east-1a")
 
 
 def test_the_script_of_a_machine(provider: Ec2Provider) -> None:

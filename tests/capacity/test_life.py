@@ -1,19 +1,27 @@
 """Instances from their request to their end, on a real Temporal server, a real Postgres and a cloud of traces."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
-from capacity.offers import Offer
-from capacity.providers import LaunchRequest
+from activities.capacity.pools import Pools, request_instance
+from activities.lifecycle.suspects import Suspects
+from capacity.offers import Offer, Shape
+from capacity.pools import Pool
+from capacity.providers import Found, LaunchRequest
 from domain import ids
+from domain.capacity import CapacityKind
 from domain.phases import Phase
-from infra.db.models import Workload
+from domain.reasons import Reason, ReasonCode
+from infra.db.capacity import PoolRow
+from infra.db.models import Cluster, ClusterPrice, Machine, Workload
 from lifecycle.instances import InstancePhase
-from tests.activities.world import job
+from tests.activities.world import World, job
 from tests.capacity.site import Site
+from tests.capacity.unreliable import Unreliable
 
 
 async def test_a_pool_grows_and_shrinks(site: Site) -> None:
@@ -223,3 +231,66 @@ async def test_a_pool_grows_for_what_waits_and_shrinks_when_nothing_does(site: S
     await site.rounds_until(lambda: site.phases() == {"gone": 2}, "they are ended when they have been idle")
     assert {row.reason["code"] for row in site.rows() if row.reason} == {"idle"}
     assert site.natives() == set()
+
+
+async def test_one_that_its_platform_takes_is_ended_and_replaced(site: Site) -> None:
+    """Also where the platform leaves it in peace afterwards: nothing is placed there any more, and it costs."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    (first,) = site.rows()
+    reason = Reason(ReasonCode.PLATFORM_NOTICE, {"platform": "file", "machine": str(first.machine)})
+    site.world.alter(Machine, first.machine, notice=reason.to_json())
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    (gone,) = site.rows(InstancePhase.GONE)
+    assert gone.reason is not None
+    assert (gone.id, gone.reason["code"]) == (first.id, "platform_notice")
+    assert first.native_id not in site.natives()
+
+
+async def test_a_machine_that_takes_no_work_is_no_help_to_what_waits(site: Site) -> None:
+    """A cordoned one stands idle for nobody: another one is launched, and it is ended like any idle one."""
+    site.world.tenant()
+    site.pool(0, max_size=3, idle_s=2.0)
+    first = site.world.submit(job(gpus=4))
+    await asyncio.to_thread(site.world.tick)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    (cordoned,) = site.rows()
+    site.world.alter(Machine, cordoned.machine, cordon=Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": "k"}).to_json())
+    await asyncio.to_thread(site.world.tick)
+    await site.rounds_until(lambda: len(site.rows()) == 2, "another one is launched")
+    assert [row.wanted_by for row in site.rows()] == [None, first]
+    await site.rounds_until(lambda: site.rows()[0].phase == "gone", "the cordoned one is ended")
+
+
+async def test_one_providers_mistake_is_not_the_others(site: Site) -> None:
+    """A provider that raises what it should not is left out of the round."""
+
+    class Broken(Unreliable):
+        def describe(self) -> list[Found]:
+            raise KeyError("a zone that was removed")
+
+    keeper = site.keeper()
+    keeper._providers = {"broken": Broken(site.provider.behind), **keeper._providers}
+    keeper._without_owner["broken"] = keeper._missing["broken"] = Suspects(0.0)
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready", keeper)
+
+
+def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: Path) -> None:
+    """Two types of machine with one type of GPU share a cluster: its price does not change with each round."""
+    world = World(database, tmp_path)
+    world.region("west")
+    small = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
+    large = replace(small, shape=replace(small.shape, machine_type="large", gpus=8), usd_per_h=16.0)
+    with world.session() as session:
+        session.add(PoolRow(region="west", name="burst", size=0, max_size=4))
+        for offer in (small, large):
+            request_instance(session, Pool("west", "burst", 2), offer)
+    pools = Pools(database, world.settings)
+    written = []
+    for _ in range(3):
+        pools.round([small, large])
+        with world.session() as session:
+            assert session.get_one(Cluster, ("west", "burst-za-spot")).prices == {"a100": 2.0}
+            written.append(session.scalar(select(func.count()).select_from(ClusterPrice)))
+    assert written[0] == written[2]

@@ -30,6 +30,7 @@ def test_capacity_follows_the_trace_and_repeats() -> None:
     fast = settings(counts=[3, 0], gap_s=60).model_copy(update={"speed": 60.0})
     assert [Market(fast, 0.0).capacity("za", at) for at in (0, 1, 2)] == [3, 0, 3]
     assert Market(settings(most=2), 0.0).capacity("za", 7.0) == 2
+    assert Market(settings(most=2), 0.0).capacity("a zone that was removed", 7.0) == 0
 
 
 def test_a_trace_file_is_read(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_launches_take_their_time_by_token() -> None:
 
 
 def _machine(instance: Instance, number: int) -> Machine:
-    return Machine(instance, number, f"west/c/{instance.token}", "west", "small", "file:///b", "secret")
+    return Machine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret")
 
 
 def test_one_token_is_one_machine_however_often_and_by_whomever(tmp_path: Path) -> None:

@@ -65,14 +65,14 @@ def upgrade() -> None:
         sa.Column("wanted_by", sa.Text()),
         sa.Column("machine", sa.Text()),
         _now("requested_at"),
-        *(_time(name) for name in ("expected_at", "launched_at", "ready_at", "lost_at", "gone_at")),
+        *(_time(name) for name in ("idle_since", "expected_at", "launched_at", "ready_at", "lost_at", "gone_at")),
         sa.CheckConstraint(_PHASES, name="instance_phase"),
         sa.CheckConstraint(_KINDS, name="instance_kind"),
         sa.CheckConstraint("(phase = 'gone') = (gone_at is not null)", name="instance_gone"),
     )
     live = sa.text("gone_at is null")
     op.create_index("instance_live", "instance", ["region", "pool"], postgresql_where=live)
-    op.create_index("instance_machine", "instance", ["machine"], postgresql_where=live)
+    op.create_index("instance_machine", "instance", ["machine"])
     op.create_index("instance_wanted_by", "instance", ["wanted_by"], postgresql_where=live)
     op.create_table(
         "launch_refusal",
