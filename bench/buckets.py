@@ -1,16 +1,21 @@
 """Servers on loopback that speak the protocols of S3 and Google Cloud Storage, in threads of this process.
 
-moto enforces conditional puts as S3 does. The emulator of Google's storage does not: a create there replaces.
+moto enforces conditional puts, but looks and puts in two steps, between which another thread may put: here they are
+one. The emulator of Google's storage does not enforce them: a create there replaces.
 """
 
 import logging
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import httpx
 from gcp_storage_emulator.server import create_server
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 
@@ -38,19 +43,26 @@ class Endpoint:
 def s3() -> Iterator[Endpoint]:
     """An S3 server, gone afterwards."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
-        environ = {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        yield Endpoint(url, environ, "s3", url)
-    finally:
-        server.stop()
+    put, one_at_a_time = S3Response.put_object, threading.Lock()
+
+    def put_atomically(response: S3Response) -> Any:
+        with one_at_a_time:
+            return put(response)
+
+    with mock.patch.object(S3Response, "put_object", put_atomically):
+        server.start()
+        try:
+            host, port = server.get_host_and_port()
+            url = f"http://{host}:{port}"
+            environ = {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+            yield Endpoint(url, environ, "s3", url)
+        finally:
+            server.stop()
 
 
 @contextmanager
