@@ -114,7 +114,7 @@ def serve_many(
 
 
 def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]], always: Collection[str]) -> None:
-    """Adds machines that were launched, and makes an end of those that are gone."""
+    """Adds agents for machines that were launched, and kills everything of machines that are gone."""
     try:
         there = {config.machine: config for config in launched()}
     except Exception as error:  # whatever is wrong with one source of machines, the others' agents go on

@@ -85,7 +85,10 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 )
         return found
 
-    _end_gone(settings, {config.state_dir for config in (*configs, *launched())})
+    try:
+        _end_gone(settings, {config.state_dir for config in (*configs, *launched())})
+    except Exception as error:  # A cloud that cannot be read must not keep the other machines from their agents.
+        _log.warning("machines that were launched: %s", error)
     serve_many(
         configs,
         settings.temporal,

@@ -27,7 +27,7 @@ def set_prices(session: Session, region: str, name: str, offers: Sequence[Offer]
     for offer in offers:
         for resource, usd_per_h in offer.prices().items():
             prices[resource] = max(usd_per_h, prices.get(resource, 0.0))
-    # Not its key: whoever registers a machine there at the same time needs no more than that.
+    # NO KEY UPDATE: registering a machine locks the row's key for its foreign key, and need not wait for this.
     row = session.get_one(Cluster, (region, name), with_for_update={"key_share": True})
     wanted = {"zone": offers[0].zone, "capacity": offers[0].kind.value, "prices": {**row.prices, **prices}}
     for field, value in wanted.items():

@@ -182,6 +182,6 @@ class InstanceActivities:
 
 
 def _is_held(session: Session, machine: str) -> bool:
-    """Whether anybody holds something there, or tasks of those who did may still run: some save after their release."""
+    """Whether the machine is in use: an attempt holds something, or one that was released may still be saving there."""
     live = select(Allocation.workload).where(Allocation.machine == machine, Allocation.released_at.is_(None)).limit(1)
     return session.scalar(live) is not None or bool(handover.unconfirmed(session, machine))

@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 def admits(session: Session, settings: Settings, hello: Hello) -> bool:
     """Whether a machine may be registered, as far as the ledger has a say.
 
-    A machine that nobody launched may. One that was launched shows its token once: from then on it is known by its key,
-    as every machine is (`activities.lifecycle.machine_keys`). Locks the instance's row; the caller locks the machine's
-    after it.
+    A static machine always may. A launched machine must show its join token at its first hello; afterwards its pinned
+    key identifies it, as for every machine (`activities.lifecycle.machine_keys`). Locks the instance's row; the caller
+    locks the machine's after it.
     """
     name = hello.instance or hello.machine.rpartition("/")[2]
     row = session.get(InstanceRow, name, with_for_update=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import timedelta
 
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import Engine, delete, func, or_, select
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -25,9 +25,10 @@ from domain import ids
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.capacity import InstanceRow
+from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import in_thread, transaction
+from providers.registry import STATIC
 
 _log = logging.getLogger(__name__)
 _RUNNING = "WorkflowType = 'InstanceWorkflow' AND ExecutionStatus = 'Running'"
@@ -60,7 +61,12 @@ class Keeper:
         await lead(self._engine, Leader.POOLS, "keeping pools", self.round, self._settings.interval_s)
 
     async def round(self) -> None:
-        """One comparison of everything. A provider that does not answer is left out."""
+        """One comparison of everything. A provider that does not answer is left out.
+
+        An installation that launches no machines pays one query for it.
+        """
+        if self._providers.keys() <= {STATIC} and not await in_thread(self._has_work):
+            return
         offers: list[Offer] = []
         for name, provider in self._providers.items():
             try:
@@ -78,6 +84,13 @@ class Keeper:
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
+
+    def _has_work(self) -> bool:
+        """Whether there are pools, or instances that are not gone or left a machine behind."""
+        instances = select(InstanceRow.id).outerjoin(Machine, Machine.id == InstanceRow.machine)
+        left = instances.where(or_(InstanceRow.gone_at.is_(None), Machine.id.is_not(None)))
+        with transaction(self._engine) as session:
+            return bool(session.scalar(select(or_(select(PoolRow.name).exists(), left.exists()))))
 
     # ------------------------------------------------------------------------------------------ ledger and providers
 
@@ -97,7 +110,9 @@ class Keeper:
         for native_id in self._without_owner[name].due(owned):
             instance = str(owned[native_id])
             kind = "stray" if native_id in differences.strays else "second"
-            _log.warning("%s has %s for %s, which nobody owns (%s): ended", name, native_id, instance, kind)
+            _log.warning(
+                "%s: ending %s (%s), launched for %s: no live instance owns it", name, native_id, kind, instance
+            )
             try:
                 provider.terminate(native_id)
             except ProviderUnavailable as error:
@@ -140,7 +155,7 @@ class Keeper:
         running = {execution.id async for execution in self._client.list_workflows(_RUNNING)}
         gone: dict[str, Hashable] = {i: None for i in live if ids.instance_workflow_id(i) not in running}
         for instance in self._unattended.due(gone):
-            _log.warning("instance %s has no workflow: started anew", instance)
+            _log.warning("instance %s has no workflow; starting another one", instance)
             await in_thread(self._tell, instance)
             self._unattended.clear(instance)
 

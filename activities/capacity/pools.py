@@ -1,4 +1,4 @@
-"""Sizing pools: what is missing is written into the ledger, and what is too much is told to end."""
+"""Sizing pools: requests the instances that a pool lacks, and tells surplus instances to end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Pools:
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
             live = _live(session)
             pools = {(row.region, row.name): _pool(row) for row in rows}
-            # Those that were removed have no machines any more.
+            # A pool that was removed counts as one of size 0, so its instances are told to end.
             every = pools | {key: Pool(*key, 0) for key in live.keys() - pools.keys()}
             reasons = {key: self._size(session, pool, live, offers, refused) for key, pool in sorted(every.items())}
             for row in rows:

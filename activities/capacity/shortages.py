@@ -26,8 +26,8 @@ _MOST = 1000
 def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
     """Workloads that no region has room for, in the order of the queue.
 
-    Those that are held or over their tenants' quotas wait for something else; so does a workload in a region that lacks
-    its data, too, or does not answer.
+    Left out are workloads that are held or over their tenants' quotas. A region counts only if it lacks nothing but
+    machines: one that also lacks the workload's data, or does not answer, is left out.
     """
     newest = queue.load(session)
     rows = session.execute(

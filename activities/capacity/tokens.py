@@ -8,9 +8,9 @@ from infra.keys import load_master_key
 
 
 def join_token(master_key: Path, instance: str) -> str:
-    """The token of an instance. Nobody keeps it: it follows from the installation's master key.
+    """The join token of an instance, derived from the installation's master key and stored nowhere.
 
-    So a launch that is asked for again, after a crash, gives the machine the same one.
+    A launch that is repeated after a crash therefore gives the machine the same token.
 
     Raises:
         ConfigurationError: there is no master key here.

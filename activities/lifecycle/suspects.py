@@ -24,7 +24,7 @@ class Suspects:
         self._found: dict[str, _Suspicion] = {}
 
     def due(self, disagree: dict[str, Hashable]) -> list[str]:
-        """Records present disagreements by workload; returns those that have lasted unchanged for long enough."""
+        """Records the present disagreements by name; returns those that have been unchanged for `patience_s`."""
         now_s = self._clock()
         kept = {}
         for name, what in disagree.items():

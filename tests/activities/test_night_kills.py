@@ -1,13 +1,7 @@
 """Workers killed at random instants of a night's moves: every table always has a whole copy, and in the end one."""
 
-import json
 import os
 import random
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +17,7 @@ from infra.db.nights import Night, begin_night
 from infra.db.tables import Replica, Table
 from mizzen.objects import ObjectStore
 from tests.activities.nights import NightWorld, body, home
+from tests.activities.victims import victim
 from tests.activities.world import World
 
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
@@ -31,7 +26,6 @@ TABLES = 6 * ROUNDS
 REGIONS = ("east", "north", "west")
 LINK_BYTES_PER_S = 40_000.0
 LONGEST_RUN_S = 3.0
-PATIENCE_S = 600.0
 
 
 @pytest.fixture
@@ -48,34 +42,6 @@ def nights(world: World, temporal_address: str, database_url: str) -> NightWorld
     for number in range(TABLES):
         made.table(f"t{number}", REGIONS[number % 3])
     return made
-
-
-@contextmanager
-def victim(nights: NightWorld, checkout: Path) -> Iterator[Callable[..., None]]:
-    """Runs a worker for so long and kills it; see `tests.activities.killable`."""
-    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
-        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None
-        given = {"settings": nights.world.settings.model_dump(mode="json"), "regions": REGIONS}
-        print(json.dumps(given), file=process.stdin, flush=True)
-        assert process.stdout.readline() == "ready\n"
-
-        def run(run_s: float | None, until: Callable[[], bool] = lambda: True) -> None:
-            assert process.stdin is not None and process.stdout is not None
-            print(json.dumps({"run_s": run_s}), file=process.stdin, flush=True)
-            if run_s is None:
-                give_up_s = time.monotonic() + PATIENCE_S
-                while not until():
-                    assert time.monotonic() < give_up_s, "it does not end"
-                    time.sleep(0.1)
-                print("stop", file=process.stdin, flush=True)
-            assert process.stdout.readline() == "-9\n"
-
-        yield run
-        process.stdin.close()
 
 
 def _begin(nights: NightWorld, night: str, rng: random.Random) -> None:
@@ -123,7 +89,7 @@ async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
     rng = random.Random(ROUNDS)
     days = {table: ["ds=1", "ds=2"] for table in nights.homes()}
     night, kills, done = 0, 0, 0
-    with victim(nights, checkout) as run:
+    with victim(nights.world.settings, REGIONS, checkout) as run:
         while kills < KILLS:
             night += 1
             _begin(nights, f"night-{night}", rng)

@@ -5,14 +5,9 @@ Six kills; `make chaos-instances` does 200 of each kind of provider, `MIZZEN_CHA
 """
 
 import asyncio
-import contextlib
-import json
 import os
 import random
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +21,7 @@ from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
 from providers.trace.cloud import Cloud
 from providers.trace.settings import TraceSettings
+from tests.activities.victims import victim
 from tests.activities.world import World
 from tests.capacity.site import CLOUD, Agents
 
@@ -59,40 +55,6 @@ class Temporal:
         if forgets:
             for path in self._state.parent.glob("temporal.db*"):
                 path.unlink()
-
-
-@contextlib.contextmanager
-def killable(world: World, checkout: Path, *, knows_tokens: bool) -> Iterator[Callable[[float | None], None]]:
-    """A function that runs a worker for so long and kills it; None: until the context ends."""
-    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
-        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        given = {
-            "settings": world.settings.model_dump(mode="json"),
-            "regions": ["west"],
-            "unreliable": {"share": 0.3, "knows_tokens": knows_tokens},
-        }
-        print(json.dumps(given), file=process.stdin, flush=True)
-        assert process.stdout.readline() == "ready\n"
-
-        def run(run_s: float | None) -> None:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            print(json.dumps({"run_s": run_s}), file=process.stdin, flush=True)
-            if run_s is not None:
-                assert process.stdout.readline() == "-9\n"
-
-        try:
-            yield run
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                print("stop", file=process.stdin, flush=True)
-            process.stdin.close()
-            process.wait(20)
 
 
 def _live(world: World) -> dict[str, str | None]:
@@ -141,7 +103,8 @@ async def test_in_the_end_the_provider_has_what_the_ledger_says(
     agents = asyncio.create_task(Agents(world, machines).run())
     temporal.start()
     try:
-        with killable(world, checkout, knows_tokens=knows_tokens) as run:
+        unreliable = {"share": 0.3, "knows_tokens": knows_tokens}
+        with victim(world.settings, ["west"], checkout, unreliable=unreliable) as run:
             for _ in range(KILLS):
                 _size(world, chance.randrange(6))
                 killing = asyncio.create_task(_kill_temporal(temporal, chance)) if chance.random() < 0.3 else None
@@ -149,18 +112,17 @@ async def test_in_the_end_the_provider_has_what_the_ledger_says(
                 if killing is not None:
                     await killing
             _size(world, LEFT)
-            await asyncio.to_thread(run, None)
-            give_up_s = time.monotonic() + PATIENCE_S
+            last: list[object] = []
 
             def settled() -> bool:
-                live = _live(world)
-                there = {one.instance.native_id for one in machines.there()}
+                live, there = _live(world), {one.instance.native_id for one in machines.there()}
+                last[:] = live, there
                 return len(live) == LEFT and set(live.values()) == there and _phases(world) == {"ready"}
 
-            while not await asyncio.to_thread(settled):
-                there = [one.instance for one in machines.there()]
-                assert time.monotonic() < give_up_s, f"{_live(world)} in the ledger, {there} at the provider"
-                await asyncio.sleep(0.2)
+            try:
+                await asyncio.to_thread(run, None, settled, PATIENCE_S)
+            except AssertionError as error:
+                raise AssertionError(f"{error}: in the ledger and at the provider: {last}") from None
     finally:
         agents.cancel()
         await asyncio.wait([agents])

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
+from activities.capacity.keeper import Keeper
 from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.suspects import Suspects
 from capacity.offers import Offer, Shape
@@ -19,6 +20,8 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.capacity import PoolRow
 from infra.db.models import Cluster, ClusterPrice, Machine, Workload
 from lifecycle.instances import InstancePhase
+from providers.registry import STATIC
+from providers.static import StaticProvider
 from tests.activities.world import World, job
 from tests.capacity.site import Site
 from tests.capacity.unreliable import Unreliable
@@ -294,3 +297,12 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
             assert session.get_one(Cluster, ("west", "burst-za-spot")).prices == {"a100": 2.0}
             written.append(session.scalar(select(func.count()).select_from(ClusterPrice)))
     assert written[0] == written[2]
+
+
+async def test_a_pool_without_any_provider_says_so(site: Site) -> None:
+    """An installation that launches nothing looks at pools only where there are some."""
+    keeper = Keeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})
+    await keeper.round()
+    site.pool(1)
+    await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool says why it is short", keeper)
+    assert site.rows() == []

@@ -1,0 +1,51 @@
+"""Workers that tests run for a while and kill; see `tests.activities.killable`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from infra.config import Settings
+
+PATIENCE_S = 600.0
+
+
+@contextmanager
+def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: Any) -> Iterator[Callable[..., None]]:
+    """A function that runs a worker of all roles for `run_s` seconds, or until a condition holds, and kills it.
+
+    `more` goes to the worker's parent as it is. Nothing of it is left afterwards.
+    """
+    paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        given = {"settings": settings.model_dump(mode="json"), "regions": list(regions), **more}
+        print(json.dumps(given), file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+
+        def run(run_s: float | None, until: Callable[[], bool] = lambda: True, patience_s: float = PATIENCE_S) -> None:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps({"run_s": run_s}), file=process.stdin, flush=True)
+            if run_s is None:
+                give_up_s = time.monotonic() + patience_s
+                while not until():
+                    assert time.monotonic() < give_up_s, "it does not end"
+                    time.sleep(0.1)
+                print("stop", file=process.stdin, flush=True)
+            assert process.stdout.readline() == "-9\n"
+
+        try:
+            yield run
+        finally:
+            # Also of one that a test left running: any line has it killed, and the end of the input ends its parent.
+            with suppress(BrokenPipeError):
+                print("stop", file=process.stdin, flush=True)
+                process.stdin.close()
