@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from domain.capacity import CPU, CapacityKind
 
+OfferKey = tuple[str, str, str, str]
+"""Provider, zone, kind of capacity, type of machine."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -34,7 +37,7 @@ class Offer:
     """Expected from the request until its agent is there."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> OfferKey:
         """What tells one offer from another."""
         return self.provider, self.zone, self.kind.value, self.shape.machine_type
 

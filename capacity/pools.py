@@ -7,10 +7,12 @@ zone and kind of capacity, since machines share both with their cluster.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from capacity.offers import Offer
+from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
 from lifecycle.instances import InstancePhase
 
+PoolKey = tuple[str, str]
+"""Region and name."""
 _HAD = (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING, InstancePhase.READY)
 """Phases of instances that a pool has, or is about to have."""
 
@@ -34,6 +36,18 @@ class Pool:
     """It grows for what waits, up to so many; None: it does not."""
     idle_s: float = 600.0
     """A machine above `size` that has had no work for so long is ended."""
+    buffer: int = 0
+    """Of a pool that grows: so many machines without work there are to be for what comes next."""
+
+    @property
+    def key(self) -> PoolKey:
+        """What tells one pool from another."""
+        return self.region, self.name
+
+    @property
+    def most(self) -> int:
+        """Machines at most."""
+        return self.size if self.max_size is None else self.max_size
 
     def takes(self, offer: Offer) -> bool:
         """Whether it may have machines of an offer."""
@@ -57,12 +71,19 @@ def cluster_of(pool: str, offer: Offer) -> str:
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance of a pool, as far as it matters for the pool's size."""
+    """An instance of a pool that is not gone, and not to end, as far as it matters for the pool's size."""
 
     id: str
     phase: InstancePhase
     busy: bool
     """Something is held on its machine."""
+    offer: OfferKey
+    usable: bool = True
+    """It is on its way, or its machine takes work."""
+    idle_s: float | None = None
+    """For how long it has had no work; None: it has, or is not ready."""
+    wanted_by: str | None = None
+    """The workload that waits for it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +103,7 @@ def changes(
     pool: Pool,
     instances: Sequence[Instance],
     offers: Sequence[Offer],
-    refused: Collection[tuple[str, str, str, str]] = (),
+    refused: Collection[OfferKey] = (),
 ) -> Changes:
     """What brings a pool to its size: the cheapest offers that it may take, or ends of those that cost least to end.
 
@@ -94,12 +115,17 @@ def changes(
     """
     had = [instance for instance in instances if instance.phase in _HAD]
     missing = pool.size - len(had)
-    excess = len(had) - max(pool.size, pool.max_size or 0)
+    excess = len(had) - max(pool.size, pool.most)
     if excess > 0:
         # Those first that are furthest from working, then those that do nothing, then the youngest.
         order = sorted(had, key=lambda i: i.id, reverse=True)
         order.sort(key=lambda i: (i.busy, _HAD.index(i.phase)))
         return Changes(end=[instance.id for instance in order[:excess]])
+    return launches(pool, missing, offers, refused)
+
+
+def launches(pool: Pool, missing: int, offers: Sequence[Offer], refused: Collection[OfferKey] = ()) -> Changes:
+    """So many machines of the cheapest offer that a pool may take and that was not refused lately."""
     fitting = [offer for offer in offers if pool.takes(offer)]
     possible = [offer for offer in fitting if offer.key not in refused]
     if missing <= 0 or not possible:

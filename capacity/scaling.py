@@ -8,13 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from capacity.offers import Offer, Shape
-from capacity.pools import Pool
+from capacity.offers import Offer, OfferKey, Shape
+from capacity.pools import Pool, PoolKey
 from domain.scheduling import JobRequest
-
-PoolKey = tuple[str, str]
-"""Region and name."""
-OfferKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def grow(
     free: dict[tuple[PoolKey, OfferKey], list[str]] = {}
     for machine in sorted(idle, key=lambda one: one.instance):
         free.setdefault((machine.pool, machine.offer), []).append(machine.instance)
-    room = {key: (pool.max_size or pool.size) - had.get(key, 0) for key, pool in pools.items()}
+    room = {key: pool.most - had.get(key, 0) for key, pool in pools.items()}
     for shortage in shortages:
         found = [
             served
@@ -151,7 +147,7 @@ def _serve(
 
 def shrink(pool: Pool, had: int, idle_s: Mapping[str, float], wanted: Collection[str] = ()) -> list[str]:
     """Instances that have been idle for longer than the pool keeps them: those that were idle longest first, down to
-    the pool's size.
+    the pool's size and its buffer.
 
     Args:
         pool: its rules.
@@ -159,5 +155,6 @@ def shrink(pool: Pool, had: int, idle_s: Mapping[str, float], wanted: Collection
         idle_s: for how long each idle instance has been so.
         wanted: instances that something waits for.
     """
-    over = sorted((-seconds, name) for name, seconds in idle_s.items() if seconds >= pool.idle_s and name not in wanted)
-    return [name for _, name in over[: max(0, had - pool.size)]]
+    spare = sorted((-seconds, name) for name, seconds in idle_s.items() if name not in wanted)
+    over = [name for seconds, name in spare if -seconds >= pool.idle_s]
+    return over[: max(0, min(had - pool.size, len(spare) - pool.buffer))]

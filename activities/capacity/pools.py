@@ -1,7 +1,6 @@
 """Sizing pools: requests the instances that a pool lacks, and tells surplus instances to end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +10,9 @@ from sqlalchemy.orm import Session
 from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.refusals import refusal_reason
 from activities.capacity.shortages import read_shortages
-from capacity.offers import Offer
-from capacity.pools import Instance, Pool, changes, cluster_of
-from capacity.scaling import Idle, OfferKey, PoolKey, grow, shrink
+from capacity.offers import Offer, OfferKey
+from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
+from capacity.rounds import plan_round
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.reasons import Reason, ReasonCode
@@ -23,19 +22,6 @@ from infra.db.capacity import InstanceRow, LaunchRefusal, PoolRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import transaction
 from lifecycle.instances import InstancePhase
-
-
-@dataclass(frozen=True)
-class _Live:
-    """An instance that is not gone, and is not to end."""
-
-    instance: Instance
-    offer: OfferKey
-    usable: bool
-    """It is on its way, or its machine takes work."""
-    idle_s: float | None
-    """For how long it has had no work; None: it has, or is not ready."""
-    wanted_by: str | None
 
 
 class Pools:
@@ -51,77 +37,37 @@ class Pools:
         with transaction(self._engine) as session:
             refused = _refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
-            live = _live(session)
+            instances = _instances(session)
             pools = {(row.region, row.name): _pool(row) for row in rows}
-            # A pool that was removed counts as one of size 0, so its instances are told to end.
-            every = pools | {key: Pool(*key, 0) for key in live.keys() - pools.keys()}
-            reasons = {key: self._size(session, pool, live, offers, refused) for key, pool in sorted(every.items())}
+            grows = any(pool.max_size is not None for pool in pools.values())
+            shortages = read_shortages(session, self._queue) if grows else []
+            todo = plan_round(pools, instances, shortages, offers, refused)
             for row in rows:
-                if row.reason != reasons[row.region, row.name]:
-                    row.reason = reasons[row.region, row.name]
-            if any(pool.max_size is not None for pool in every.values()):
-                self._follow_queue(session, every, live, offers, refused)
+                pool = pools[row.region, row.name]
+                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused)
+                if row.reason != reason:
+                    row.reason = reason
+            for one in (one for all_ in instances.values() for one in all_):
+                if todo.wanted_by.get(one.id) != one.wanted_by:
+                    session.get_one(InstanceRow, one.id).wanted_by = todo.wanted_by.get(one.id)
+            for key, launches in todo.launch.items():
+                for launch in launches:
+                    request_instance(session, pools[key], launch.offer, launch.wanted_by)
+            for instance, why in todo.end.items():
+                tell_to_end(session, instance, why)
             _keep_prices(session, offers)
 
-    def _size(
-        self,
-        session: Session,
-        pool: Pool,
-        live: dict[PoolKey, list[_Live]],
-        offers: Sequence[Offer],
-        refused: Mapping[OfferKey, Reason],
-    ) -> dict[str, Any] | None:
-        """Launches what is missing and ends what is too much; why the pool gets less than its size, if it does."""
-        here = live.setdefault((pool.region, pool.name), [])
-        wanted = changes(pool, [one.instance for one in here], offers, refused)
-        for offer in wanted.launch:
-            here.append(_requested(session, pool, offer))
-        for instance in wanted.end:
-            tell_to_end(session, instance, Reason(ReasonCode.POOL_SHRINKS, {"pool": pool.name, "size": pool.size}))
-        here[:] = [one for one in here if one.instance.id not in wanted.end]
-        if not wanted.missing:
-            return None
-        if not wanted.offered:
-            return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()
-        (newest, *_) = (refused[offer.key] for offer in offers if pool.takes(offer) and offer.key in refused)
-        return newest.to_json()
 
-    def _follow_queue(
-        self,
-        session: Session,
-        pools: Mapping[PoolKey, Pool],
-        live: Mapping[PoolKey, list[_Live]],
-        offers: Sequence[Offer],
-        refused: Mapping[OfferKey, Reason],
-    ) -> None:
-        """Launches for what waits, and ends what has been idle for long."""
-        idle = [
-            Idle(one.instance.id, key, one.offer)
-            for key, all_ in live.items()
-            for one in all_
-            if one.usable and not one.instance.busy
-        ]
-        had = {key: len(all_) for key, all_ in live.items()}
-        growth = grow(pools, had, read_shortages(session, self._queue), idle, offers, refused)
-        for one in (one for all_ in live.values() for one in all_):
-            if growth.wanted_by.get(one.instance.id) != one.wanted_by:
-                row = session.get_one(InstanceRow, one.instance.id)
-                row.wanted_by = growth.wanted_by.get(one.instance.id)
-        for key, launches in growth.launch.items():
-            for offer, workload in launches:
-                _requested(session, pools[key], offer, workload)
-        for key, pool in pools.items():
-            if pool.max_size is None or key in growth.launch:
-                continue
-            idle_s = {one.instance.id: one.idle_s for one in live[key] if one.idle_s is not None}
-            for instance in shrink(pool, had[key], idle_s, growth.wanted_by):
-                reason = Reason(ReasonCode.IDLE, {"pool": pool.name, "idle_s": round(idle_s[instance])})
-                tell_to_end(session, instance, reason)
-
-
-def _requested(session: Session, pool: Pool, offer: Offer, wanted_by: str | None = None) -> _Live:
-    instance = request_instance(session, pool, offer, wanted_by)
-    return _Live(Instance(instance, InstancePhase.REQUESTED, busy=False), offer.key, True, None, wanted_by)
+def _reason(
+    pool: Pool, lacks: Changes | None, offers: Sequence[Offer], refused: Mapping[OfferKey, Reason]
+) -> dict[str, Any] | None:
+    """Why a pool gets less than its size or buffer; None: it does not."""
+    if lacks is None:
+        return None
+    if not lacks.offered:
+        return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()
+    (newest, *_) = (refused[offer.key] for offer in offers if pool.takes(offer) and offer.key in refused)
+    return newest.to_json()
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, wanted_by: str | None = None) -> str:
@@ -150,14 +96,14 @@ def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
     return True
 
 
-def _refused(session: Session, pause_s: float) -> dict[tuple[str, str, str, str], Reason]:
+def _refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]:
     """Offers that were refused so lately that they are not asked now, by their keys, with the newest words."""
     recent = LaunchRefusal.at > text("now() - make_interval(secs => :s)").bindparams(s=pause_s)
     rows = session.scalars(select(LaunchRefusal).where(recent).order_by(LaunchRefusal.at))
     return {(row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row) for row in rows}
 
 
-def _live(session: Session) -> dict[PoolKey, list[_Live]]:
+def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
     """Instances that are not gone and not to end, by region and pool; notes since when each has had no work.
 
     One whose platform takes it is to end from now on: when tasks have saved there it is of no use, and the next one is
@@ -171,7 +117,7 @@ def _live(session: Session) -> dict[PoolKey, list[_Live]]:
         .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None))
         .order_by(InstanceRow.id)
     ).all()
-    out: dict[PoolKey, list[_Live]] = {}
+    out: dict[PoolKey, list[Instance]] = {}
     for row, machine, is_busy, idle_s in rows:
         if machine is not None and machine.notice is not None:
             tell_to_end(session, row.id, Reason.from_json(machine.notice))
@@ -181,10 +127,11 @@ def _live(session: Session) -> dict[PoolKey, list[_Live]]:
             row.idle_since = func.now() if row.idle_since is None else None
         idle = float(idle_s) if idle_s is not None and is_ready and not is_busy else None
         takes_work = machine is not None and machine.state == "ready" and not (machine.cordon or machine.draining)
-        instance = Instance(row.id, InstancePhase(row.phase), is_busy)
         offer = row.provider, row.zone, row.kind, row.machine_type
-        live = _Live(instance, offer, takes_work or not is_ready, idle, row.wanted_by)
-        out.setdefault((row.region, row.pool), []).append(live)
+        instance = Instance(
+            row.id, InstancePhase(row.phase), is_busy, offer, takes_work or not is_ready, idle, row.wanted_by
+        )
+        out.setdefault((row.region, row.pool), []).append(instance)
     return out
 
 
@@ -192,7 +139,7 @@ def _pool(row: PoolRow) -> Pool:
     return Pool(
         row.region, row.name, row.size, tuple(row.providers), tuple(row.zones),
         tuple(CapacityKind(kind) for kind in row.kinds), tuple(row.machine_types), row.max_usd_per_h,
-        row.max_size, row.idle_s,
+        row.max_size, row.idle_s, row.buffer,
     )  # fmt: skip
 
 

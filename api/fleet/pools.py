@@ -42,6 +42,9 @@ class PoolBody(Body):
     idle_s: Annotated[float, Field(ge=0, le=_MOST_S)] | None = Field(
         None, description="A machine above `size` that has had no work for so long is ended"
     )
+    buffer: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
+        None, description="Of a pool that grows: so many machines without work there are to be for what comes next"
+    )
     providers: _Texts | None = Field(None, description="Whose offers it may take, by their names; empty: any")
     zones: _Texts | None = Field(None, description="In which zones; empty: any")
     kinds: Annotated[list[CapacityKind], Field(max_length=4)] | None = Field(
@@ -61,6 +64,7 @@ class PoolView(View):
     size: int
     max_size: int | None
     idle_s: float
+    buffer: int
     providers: list[str]
     zones: list[str]
     kinds: list[CapacityKind]
@@ -68,7 +72,9 @@ class PoolView(View):
     max_usd_per_h: float | None
     instances: dict[str, int] = Field(description="How many there are by phase", examples=[{"ready": 2, "joining": 1}])
     usd_per_h: float = Field(description="What an hour of all its launched machines costs")
-    reason: ReasonView | None = Field(description="Why it has fewer machines than its size, and none is launched now")
+    reason: ReasonView | None = Field(
+        description="Why it has fewer machines than its size or buffer, and none is launched now"
+    )
 
 
 class PoolList(View):
@@ -101,13 +107,17 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         row = session.get(PoolRow, (region, name), with_for_update=True)
         if row is None:
             row = PoolRow(
-                region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[], idle_s=IDLE_S
-            )
+                region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[], idle_s=IDLE_S,
+                buffer=0,
+            )  # fmt: skip
             session.add(row)
         for field, value in changed.items():
             setattr(row, field, value)
         if row.max_size is not None and row.max_size < row.size:
             raise invalid("max_size", f"must be at least the size, {row.size}, it is {row.max_size}")
+        if row.buffer > (row.max_size or 0):
+            most = "only a pool with max_size has one" if row.max_size is None else f"max_size is {row.max_size}"
+            raise invalid("buffer", f"must be at most max_size, it is {row.buffer}, and {most}")
         write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)
         events.record(session, "pool.set", region=region, detail={"pool": name, "by": caller.id, **changed})
         session.flush()
@@ -150,6 +160,7 @@ def _views(session: Session, rows: Sequence[PoolRow]) -> list[PoolView]:
             size=row.size,
             max_size=row.max_size,
             idle_s=row.idle_s,
+            buffer=row.buffer,
             providers=row.providers,
             zones=row.zones,
             kinds=[CapacityKind(kind) for kind in row.kinds],

@@ -38,8 +38,10 @@ class PoolRow(Base):
         CheckConstraint("idle_s >= 0", name="pool_idle"), server_default=text(str(IDLE_S))
     )
     """A machine above `size` that has had no work for so long is ended."""
+    buffer: Mapped[int] = mapped_column(CheckConstraint("buffer >= 0", name="pool_buffer"), server_default="0")
+    """Of a pool that grows: so many machines without work there are to be for what comes next."""
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why it has fewer machines than its size, and none is being launched; None: nothing is missing."""
+    """Why it has fewer machines than its size or buffer, and none is being launched; None: nothing is missing."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 

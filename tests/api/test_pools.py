@@ -19,7 +19,7 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
     made = await act(world, PATH, method="PUT", body={"size": 2, "kinds": ["spot"], "max_usd_per_h": 5})
     assert made.status_code == 200
     assert made.json() == {
-        "region": "north", "name": "burst", "size": 2, "max_size": None, "idle_s": 600.0, "providers": [],
+        "region": "north", "name": "burst", "size": 2, "max_size": None, "idle_s": 600.0, "buffer": 0, "providers": [],
         "zones": [], "kinds": ["spot"], "machine_types": [], "max_usd_per_h": 5.0, "instances": {},
         "usd_per_h": 0.0, "reason": None,
     }  # fmt: skip
@@ -41,6 +41,9 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
         ({"size": 100_000}, "size"),
         ({"size": 1.5}, "size"),
         ({"size": 2, "max_size": 1}, "max_size"),
+        ({"buffer": 1}, "buffer"),
+        ({"max_size": 2, "buffer": 3}, "buffer"),
+        ({"buffer": None}, "buffer"),
         ({"idle_s": -1}, "idle_s"),
         ({"idle_s": None}, "idle_s"),
         ({"kinds": ["cheap"]}, "kinds[0]"),

@@ -21,12 +21,17 @@ def test_operators_set_pools(as_operator: Service, capsys: Capture) -> None:
     out = capsys.readouterr().out
     [pool] = json.loads(out[out.index("[") :])
     assert (pool["size"], pool["kinds"], pool["machine_types"], pool["max_usd_per_h"]) == (2, [], ["small"], None)
-    assert (pool["max_size"], pool["idle_s"]) == (5, 600.0)
+    assert (pool["max_size"], pool["idle_s"], pool["buffer"]) == (5, 600.0, 0)
+    assert run([*what, "--buffer", "2"]) == 0
+    assert "2 to 5, 2 idle" in capsys.readouterr().out
+    assert run([*what, "--fixed"]) == 0
+    assert "idle" not in capsys.readouterr().out
     for wrong, complaint in (
         (what, "nothing to set"),
         ([*what, "--size", "-1"], "--size"),
         ([*what, "--kind", "cheap"], "cheap"),
         ([*what, "--max-size", "1"], "max_size"),
+        ([*what, "--buffer", "1"], "buffer"),
         ([*what, "--idle", "soon"], "--idle"),
         (["pools", "set", "burst", "--size", "1"], "REGION/POOL"),
         (["pools", "set", "mars/burst", "--size", "1"], "mars"),

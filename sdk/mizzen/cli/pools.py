@@ -27,13 +27,18 @@ def _takes(pool: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "any offer"
 
 
+def _size(pool: Mapping[str, Any]) -> str:
+    grows = "" if pool["max_size"] is None else f" to {pool['max_size']}"
+    return f"{pool['size']}{grows}" + (f", {pool['buffer']} idle" if pool["buffer"] else "")
+
+
 def _phases(pool: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {phase}" for phase, count in sorted(pool["instances"].items())) or "none"
 
 
 _POOL_COLUMNS = (
     Column("POOL", _pool_name),
-    Column("SIZE", lambda p: f"{p['size']}" + ("" if p["max_size"] is None else f" to {p['max_size']}"), right=True),
+    Column("SIZE", _size, right=True),
     Column("MACHINES", _phases),
     Column("$ AN HOUR", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
     Column("TAKES", _takes, drop=3, flexible=True),
@@ -87,6 +92,7 @@ def _split(pool: str) -> tuple[str, str]:
 @click.option(
     "--idle", metavar="DURATION", callback=duration(above_zero=False), help="End machines above the size after: 10m."
 )
+@click.option("--buffer", type=click.IntRange(min=0), help="Machines without work to keep, of a pool that grows.")
 @click.option("--provider", "providers", multiple=True, help="Whose offers it may take; repeatable.")
 @click.option("--zone", "zones", multiple=True, help="In which zones; repeatable.")
 @click.option("--kind", "kinds", multiple=True, type=_KINDS, help="Of which kinds of capacity; repeatable.")
@@ -106,10 +112,10 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
     if any_:
         settings["max_usd_per_h"] = None
     if fixed:
-        settings["max_size"] = None
+        settings |= {"max_size": None, "buffer": 0}
     if idle is not None:
         settings["idle_s"] = idle
-    numbers = ("size", "max_size", "max_usd_per_h")
+    numbers = ("size", "max_size", "buffer", "max_usd_per_h")
     settings |= {field: options[field] for field in numbers if options[field] is not None}
     if not settings:
         raise click.UsageError("nothing to set: give --size, --max-size, or what offers it may take")

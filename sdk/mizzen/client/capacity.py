@@ -16,6 +16,8 @@ class Pool(TypedDict):
     max_size: int | None
     """Up to so many it grows for what waits; None: it does not."""
     idle_s: float
+    buffer: int
+    """Of a pool that grows: so many machines without work there are to be for what comes next."""
     providers: list[str]
     """Whose offers it may take; empty: any. So are the following."""
     zones: list[str]
@@ -26,7 +28,7 @@ class Pool(TypedDict):
     """How many there are by phase."""
     usd_per_h: float
     reason: Reason | None
-    """Why it has fewer machines than its size, and none is launched now."""
+    """Why it has fewer machines than its size or buffer, and none is launched now."""
 
 
 class Instance(TypedDict):
@@ -71,8 +73,8 @@ class Capacity(Calls):
         return cast(list[Pool], self._call("GET", "pools", params={"region": region})["items"])
 
     def set_pool(self, region: str, name: str, **settings: Any) -> Pool:
-        """Make a pool, or change what is given of it: `size`, `max_size`, `idle_s`, `providers`, `zones`, `kinds`,
-        `machine_types`, `max_usd_per_h` (operators).
+        """Make a pool, or change what is given of it: `size`, `max_size`, `idle_s`, `buffer`, `providers`, `zones`,
+        `kinds`, `machine_types`, `max_usd_per_h` (operators).
         """
         return cast(Pool, self._call("PUT", "pools", region, name, body=settings))
 

@@ -1,0 +1,111 @@
+"""One look at all pools: what each launches and ends, for its size, for what waits and for its buffer.
+
+The keeper of a live installation and the simulator do what this says, and nothing else.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from capacity.offers import Offer, OfferKey
+from capacity.pools import Changes, Instance, Pool, PoolKey, changes, launches
+from capacity.scaling import Idle, Shortage, grow, shrink
+from domain.reasons import Reason, ReasonCode
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One machine that is to be asked for."""
+
+    offer: Offer
+    wanted_by: str | None = None
+    """The workload that waits for it."""
+
+
+@dataclass
+class Round:
+    """What is to be done."""
+
+    launch: dict[PoolKey, list[Launch]] = field(default_factory=dict)
+    end: dict[str, Reason] = field(default_factory=dict)
+    """By instance, why."""
+    wanted_by: dict[str, str] = field(default_factory=dict)
+    """Instance that is idle or on its way to the workload that waits for it; no other is waited for."""
+    lacks: dict[PoolKey, Changes] = field(default_factory=dict)
+    """Pools that get less than their size or buffer: nobody can be asked for the rest now."""
+
+
+def plan_round(
+    pools: Mapping[PoolKey, Pool],
+    instances: Mapping[PoolKey, Sequence[Instance]],
+    shortages: Sequence[Shortage],
+    offers: Sequence[Offer],
+    refused: Collection[OfferKey] = (),
+) -> Round:
+    """What all pools launch and end now.
+
+    Args:
+        pools: by region and name; instances of a pool that is not among them are ended.
+        instances: of each pool all that are not gone and not to end.
+        shortages: workloads that no region has room for, in the order of the queue.
+        offers: of all providers.
+        refused: keys of offers that were refused lately, which are not asked now.
+    """
+    out = Round()
+    every = dict(pools) | {key: Pool(*key, 0) for key in instances.keys() - pools.keys()}
+    kept: dict[PoolKey, list[Instance]] = {}
+    had: dict[PoolKey, int] = {}
+    for key, pool in sorted(every.items()):
+        there = instances.get(key, ())
+        sized = changes(pool, there, offers, refused)
+        out.end |= dict.fromkeys(sized.end, Reason(ReasonCode.POOL_SHRINKS, {"pool": pool.name, "size": pool.size}))
+        kept[key] = [one for one in there if one.id not in out.end]
+        _launch(out, key, sized)
+        had[key] = len(kept[key]) + len(out.launch.get(key, ()))
+    growing = {key: pool for key, pool in sorted(every.items()) if pool.max_size is not None}
+    if not growing:
+        return out
+    _grow(out, every, kept, had, shortages, offers, refused)
+    for key, pool in growing.items():
+        idle_s = {one.id: one.idle_s for one in kept[key] if one.idle_s is not None}
+        spare = [one for one in kept[key] if one.usable and not one.busy and one.id not in out.wanted_by]
+        to_come = [launch for launch in out.launch.get(key, ()) if launch.wanted_by is None]
+        missing = min(pool.buffer - len(spare) - len(to_come), pool.most - had[key])
+        if missing > 0:
+            _launch(out, key, launches(pool, missing, offers, refused))
+        elif key not in out.launch:
+            for instance in shrink(pool, had[key], idle_s, out.wanted_by):
+                detail = {"pool": pool.name, "idle_s": round(idle_s[instance])}
+                out.end[instance] = Reason(ReasonCode.IDLE, detail)
+    return out
+
+
+def _launch(out: Round, key: PoolKey, wanted: Changes) -> None:
+    if wanted.launch:
+        out.launch.setdefault(key, []).extend(map(Launch, wanted.launch))
+    if wanted.missing:
+        out.lacks[key] = wanted
+
+
+def _grow(
+    out: Round,
+    pools: Mapping[PoolKey, Pool],
+    kept: Mapping[PoolKey, Sequence[Instance]],
+    had: dict[PoolKey, int],
+    shortages: Sequence[Shortage],
+    offers: Sequence[Offer],
+    refused: Collection[OfferKey],
+) -> None:
+    """Launches for what waits; machines that are launched for a pool's size may be theirs, too."""
+    idle = [Idle(one.id, key, one.offer) for key, all_ in kept.items() for one in all_ if one.usable and not one.busy]
+    sized = {f"{key} {n}": (key, n) for key, all_ in out.launch.items() for n in range(len(all_))}
+    idle += [Idle(name, key, out.launch[key][n].offer.key) for name, (key, n) in sized.items()]
+    growth = grow(pools, had, shortages, idle, offers, refused)
+    for name, workload in growth.wanted_by.items():
+        if name in sized:
+            key, n = sized[name]
+            out.launch[key][n] = Launch(out.launch[key][n].offer, workload)
+        else:
+            out.wanted_by[name] = workload
+    for key, launched in growth.launch.items():
+        out.launch.setdefault(key, []).extend(Launch(offer, workload) for offer, workload in launched)
+        had[key] += len(launched)

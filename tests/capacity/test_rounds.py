@@ -1,0 +1,114 @@
+"""What one look at all pools launches and ends: sizes, what waits, buffers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capacity.offers import Offer
+from capacity.pools import Instance, Pool
+from capacity.rounds import Launch, Round, plan_round
+from domain.reasons import ReasonCode
+from lifecycle.instances import InstancePhase
+from tests.capacity.test_scaling import CHEAP, DEAR, KEY, POOL, job, shortage
+
+OFFERS = [CHEAP, DEAR]
+
+
+def idle(number: int, seconds: float = 0.0) -> Instance:
+    """A machine without work."""
+    return Instance(f"in-{number}", InstancePhase.READY, False, CHEAP.key, idle_s=seconds)
+
+
+def busy(number: int) -> Instance:
+    """A machine that works."""
+    return Instance(f"in-{number}", InstancePhase.READY, True, CHEAP.key)
+
+
+def joining(number: int, offer: Offer = CHEAP) -> Instance:
+    """A machine that is on its way."""
+    return Instance(f"in-{number}", InstancePhase.JOINING, False, offer.key)
+
+
+@pytest.mark.parametrize(
+    ("there", "launched"),
+    [
+        ([], 2),
+        ([idle(1)], 1),
+        ([idle(1), joining(2)], 0),
+        ([busy(1), busy(2)], 2),
+        ([busy(1), busy(2), busy(3)], 1),
+        ([busy(1), replace(idle(2), usable=False)], 2),
+    ],
+)
+def test_a_buffer_is_kept(there: list[Instance], launched: int) -> None:
+    """Beside what works, within the maximum; what takes no work is none of it."""
+    pool = replace(POOL, buffer=2)
+    assert plan_round({KEY: pool}, {KEY: there}, [], OFFERS) == Round(
+        launch={KEY: [Launch(CHEAP)] * launched} if launched else {}
+    )
+
+
+def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
+    """The machine that is idle goes to who waits; another one is launched in its place."""
+    pool = replace(POOL, buffer=1)
+    planned = plan_round({KEY: pool}, {KEY: [idle(1)]}, [shortage("w")], OFFERS)
+    assert planned == Round(launch={KEY: [Launch(CHEAP)]}, wanted_by={"in-1": "w"})
+    full = replace(pool, max_size=1)
+    assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == Round(wanted_by={"in-1": "w"})
+
+
+def test_a_buffer_stays_when_a_pool_shrinks() -> None:
+    """However long it has been idle; what is above it goes, the longest idle first."""
+    pool = replace(POOL, buffer=2)
+    there = [idle(1, 700.0), idle(2, 900.0), idle(3, 800.0)]
+    (gone,) = plan_round({KEY: pool}, {KEY: there}, [], OFFERS).end.items()
+    assert (gone[0], gone[1].code, gone[1].detail["idle_s"]) == ("in-2", ReasonCode.IDLE, 900)
+
+
+def test_why_a_buffer_is_missing() -> None:
+    """Nobody offers it, or all that is offered was refused."""
+    pools = {KEY: replace(POOL, buffer=2)}
+    refused = plan_round(pools, {}, [], [CHEAP], {CHEAP.key}).lacks[KEY]
+    assert (refused.missing, refused.offered) == (2, True)
+    assert not plan_round(pools, {}, [], []).lacks[KEY].offered
+
+
+def test_machines_for_the_size_serve_what_waits() -> None:
+    """A pool of two launches two, and a workload that needs one of them gets it."""
+    planned = plan_round({KEY: Pool(*KEY, 2, max_size=4)}, {}, [shortage("w")], OFFERS)
+    assert planned.launch == {KEY: [Launch(CHEAP, "w"), Launch(CHEAP)]}
+
+
+def test_a_removed_pool_ends_its_machines() -> None:
+    """Also those that work."""
+    planned = plan_round({}, {KEY: [idle(1), busy(2)]}, [], OFFERS)
+    assert {name: why.code for name, why in planned.end.items()} == dict.fromkeys(
+        ("in-1", "in-2"), ReasonCode.POOL_SHRINKS
+    )
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(0, 4),
+    st.integers(0, 6),
+    st.lists(st.sampled_from(["idle", "busy", "joining"]), max_size=5),
+    st.lists(st.integers(1, 4), max_size=4),
+)
+def test_done_once_it_is_done(size: int, buffer: int, more: int, there: list[str], waiting: list[int]) -> None:
+    """Never above the maximum, nothing that waits loses its machine, and the next look launches and ends nothing."""
+    pool = Pool(*KEY, size, max_size=size + more, idle_s=600.0, buffer=min(buffer, size + more))
+    make = {"idle": lambda n: idle(n, 1000.0), "busy": busy, "joining": joining}
+    instances = [make[what](n) for n, what in enumerate(there)]
+    shortages = [shortage(f"w{n}", job(tasks)) for n, tasks in enumerate(waiting)]
+    planned = plan_round({KEY: pool}, {KEY: instances}, shortages, OFFERS)
+    launched = planned.launch.get(KEY, [])
+    kept = [replace(one, wanted_by=planned.wanted_by.get(one.id)) for one in instances if one.id not in planned.end]
+    assert len(kept) + len(launched) <= max(pool.most, len(kept))
+    assert planned.end.keys().isdisjoint(planned.wanted_by)
+    after = kept + [joining(100 + n, launch.offer) for n, launch in enumerate(launched)]
+    again = plan_round({KEY: pool}, {KEY: after}, shortages, OFFERS)
+    assert (again.launch, again.end) == ({}, {})
+    spare = [one for one in after if not one.busy and one.id not in again.wanted_by]
+    assert len(spare) >= min(pool.buffer, pool.most - (len(after) - len(spare)))
