@@ -64,6 +64,16 @@ class Pool:
         )
 
 
+def wrong_size(size: int, max_size: int | None, buffer: int) -> tuple[str, str] | None:
+    """The field of a pool's sizes that does not go with the others, and what would be right; None: all go together."""
+    if max_size is not None and max_size < size:
+        return "max_size", f"must be at least the size, {size}, it is {max_size}"
+    if buffer > (max_size or 0):
+        most = "only a pool with max_size has one" if max_size is None else f"max_size is {max_size}"
+        return "buffer", f"must be at most max_size, it is {buffer}, and {most}"
+    return None
+
+
 def cluster_of(pool: str, offer: Offer) -> str:
     """The cluster in which a pool's machines of an offer are."""
     return f"{pool}-{offer.zone}-{offer.kind.value}".replace("_", "-")

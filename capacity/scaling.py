@@ -12,6 +12,9 @@ from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Pool, PoolKey
 from domain.scheduling import JobRequest
 
+MOST_SHORTAGES = 1000
+"""So many of the queue's head are looked at."""
+
 
 @dataclass(frozen=True)
 class Shortage:

@@ -87,6 +87,9 @@ class Watch:
             self.worked.append((w, since_s, at_s))
             self._begin("start", w, at_s)
 
+    _interrupted = _evicted
+    """A machine of its own goes."""
+
     def _left(self, w: Workload, at_s: float, _: Any) -> None:
         self.lost.append((at_s, (at_s - self._evicted_s[w.id]) * w.gpus))
         evictor = self._owing.pop(w.id, None)

@@ -18,7 +18,7 @@ from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
 from simulation.day import FIVE_MINUTES, day_of, placement_of
 from simulation.live import change, live_scenario, load_live
 from simulation.policies import Policy, policies
-from simulation.run import Run, Scenario
+from simulation.run import Run, Scenario, check_policy
 from simulation.scenario import EVERYTHING, Span, from_trace, parse_scale
 from simulation.settings import Settings, override
 from tetris.documents import read_plan, read_replicas
@@ -47,6 +47,9 @@ def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None
     for path in (json_path, report_path):
         if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
             raise ConfigurationError(f"{path}: folder {path.absolute().parent} does not exist")
+    for case in cases:
+        for policy in chosen:
+            check_policy(case.scenario, policy)
     err = Console(stderr=True)
     _say_bad(cases[0].scenario, err)
     runs: list[Run] = []

@@ -11,6 +11,7 @@ from simulation.lives import Life
 from simulation.meter import Meter
 from simulation.passes import Passes
 from simulation.stage import Happened, Stage
+from simulation.supply.keeper import Keeper
 from simulation.world import World
 
 
@@ -47,6 +48,7 @@ class Clock:
         self._heap: list[tuple[float, int, int, int]] = []
         self.stage = Stage(world, engine, meter, self._later, follow)
         self._passes = Passes(self.stage)
+        self.keeper = Keeper(world.sources, self.stage, meter, self._passes.shortages, world.seed)
         lives = self.stage.lives
         self._arrivals = sorted(
             (life for life in lives if life.workload.id not in world.holding),
@@ -95,7 +97,12 @@ class Clock:
             self.stage.meter.advance(at_s)
             self._happen(at_s, before=Kind.OBJECTIVE)
             self._arrive(at_s)
+            if self.keeper.due_s <= at_s:
+                self._passes.news |= self.keeper.happen(at_s)
+                self.events += 1
             if self._passes.due_s() <= at_s:
+                if self._passes.news:
+                    self.keeper.look(at_s)
                 self._passes.go(at_s)
                 self.events += 1
             self._happen(at_s, before=None)
@@ -106,6 +113,7 @@ class Clock:
         at_s = self._heap[0][0] if self._heap else inf
         if self._arrived < len(self._arrivals):
             at_s = min(at_s, self._arrivals[self._arrived].workload.arrives_s)
+        at_s = min(at_s, self.keeper.due_s)
         # With nothing to come, a pass finds what the one before it did.
         if at_s == inf and not self._passes.news:
             return inf
@@ -126,7 +134,9 @@ class Clock:
                 self.stage.start(at_s, life)
             else:
                 self.stage.run_out(at_s, life)
-            self._passes.news |= kind in (Kind.FINISH, Kind.LEAVE)
+            if kind in (Kind.FINISH, Kind.LEAVE):
+                self._passes.news = True
+                self.keeper.hope(at_s)
 
     def _arrive(self, at_s: float) -> None:
         while self._arrived < len(self._arrivals):
@@ -136,4 +146,5 @@ class Clock:
             self._arrived += 1
             self.events += 1
             self.stage.arrive(at_s, life)
+            self.keeper.hope(at_s)
             self._passes.news = True

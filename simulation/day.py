@@ -12,9 +12,9 @@ import numpy as np
 from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.draws import chance
 from simulation.fleet import supply
-from simulation.policies import Machines
 from simulation.run import Scenario
 from simulation.settings import Settings
+from simulation.supply.sources import Machines
 from simulation.synthetic import GANG_GPUS, lognormal_at
 from simulation.workloads import DAY_S, Workload
 from tetris.columns import ML, NONE, Columns, Ints

@@ -81,6 +81,12 @@ class Engine(Protocol):
     def leave(self, region: str, workload: str) -> None:
         """A workload gives up all that it holds, to its evictor and then to all."""
 
+    def join(self, region: str, machine: MachineState) -> None:
+        """A machine is there from now on, all of it free."""
+
+    def close(self, region: str, machine: str) -> None:
+        """A machine takes nothing new; whoever is there goes on until it leaves."""
+
     def counts(self) -> Counts:
         """What was decided so far."""
 
@@ -147,6 +153,14 @@ class Production(Ranks):
     def leave(self, region: str, workload: str) -> None:
         """A workload gives up all that it holds."""
         leave(self._market.regions[region], workload)
+
+    def join(self, region: str, machine: MachineState) -> None:
+        """A machine is there from now on."""
+        self._market.regions[region].put_machine(machine)
+
+    def close(self, region: str, machine: str) -> None:
+        """A machine takes nothing new."""
+        self._market.regions[region].drop_machine(machine)
 
     def counts(self) -> Counts:
         """What was decided so far."""

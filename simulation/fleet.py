@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from domain.scheduling import MachineState, TenantState
 from infra.errors import ConfigurationError
 from infra.stack.fleet import ClusterEntry, Fleet, MachineEntry, RegionEntry
 from simulation.settings import Settings, problems
+from simulation.supply.sources import CloudEntry, KeeperSettings, Machines, PoolEntry, Sources, sources_of
 
 
 class ManyMachines(MachineEntry):
@@ -72,10 +74,16 @@ class SimulatedFleet(Fleet):
     tables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Table to the regions that have it. Of a table that is not here, the regions are drawn by its name."""
     simulation: Settings = Field(default_factory=Settings)
+    pools: tuple[PoolEntry, ...] = ()
+    providers: dict[str, CloudEntry] = Field(default_factory=dict)
+    """Clouds of which pools have machines."""
+    capacity: KeeperSettings = KeeperSettings()
 
     @model_validator(mode="after")
     def _known(self) -> "SimulatedFleet":
         types = {e.gpu_type for r in self.regions for c in r.clusters for e in c.machines if e.gpu_type}
+        offers = self.sources.offers()
+        types |= {offer.shape.gpu_type for offer in offers if offer.shape.gpu_type}
         for tenant, entry in self.tenants.items():
             strange = sorted(set(entry.quota) - types)
             if strange:
@@ -85,7 +93,23 @@ class SimulatedFleet(Fleet):
             strange = sorted(set(regions) - names)
             if strange or not regions:
                 raise ValueError(f"table {table}: regions {list(regions)}; must be of {', '.join(sorted(names))}")
+        for number, pool in enumerate(self.sources.pools.values()):
+            if pool.region not in names:
+                raise ValueError(f"pools[{number}].region: {pool.region!r}: must be of {', '.join(sorted(names))}")
+            if not any(map(pool.takes, offers)):
+                raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that it may take")
+        if len(self.sources.pools) < len(self.pools):
+            raise ValueError("pools: two have one region and name; each must have another")
         return self
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Where more machines come from."""
+        return sources_of(self.pools, self.providers, self.capacity)
+
+    def possible(self) -> Machines:
+        """Every region's machines, and those that pools may come to have."""
+        return self.sources.possible(self.states())
 
     @property
     def rule(self) -> QuotaRule | None:

@@ -4,7 +4,7 @@ A plan that takes what another holds is an error here, so no run can end well wi
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from domain.scheduling import Holding, JobRequest, MachineState, Plan
@@ -53,10 +53,49 @@ class Ledger:
         self._owed: dict[str, dict[str, Amounts]] = {}
         """Workload to machine to what its victims still owe it there."""
         self._evictor: dict[str, str] = {}
+        self._closed: set[str] = set()
+        """Machines that take nothing new."""
+        self.gpus: dict[str, int] = defaultdict(int)
+        """GPU type to slots that there are; of closed machines, those that are held."""
         self.free_gpus: dict[str, int] = defaultdict(int)
         """GPU type to slots that nobody holds."""
         for m in self.machines.values():
-            self._count(m.id, m.free_gpus)
+            self._count(m.id, m.gpus, m.free_gpus)
+
+    def join(self, machine: MachineState) -> None:
+        """A machine that is there from now on, all of it free.
+
+        Raises:
+            SimulationError: there is one of its id.
+        """
+        if machine.id in self.machines:
+            raise SimulationError(f"machine {machine.id} is there already")
+        self.machines[machine.id] = machine
+        self.free[machine.id] = machine.gpus, machine.cpus_milli, machine.memory_bytes
+        self._count(machine.id, machine.gpus, machine.gpus)
+
+    def close(self, machine: str) -> list[str]:
+        """A machine takes nothing new, and is gone when nobody holds anything there; who does, by id."""
+        free = self.free[machine]
+        self._count(machine, -free[0], -free[0])
+        self._closed.add(machine)
+        holders = sorted(workload for workload, held in self.held.items() if any(held.get(machine, NOTHING)))
+        self._forget_if_empty(machine)
+        return holders
+
+    def is_idle(self, machine: str) -> bool:
+        """Whether nobody holds anything of a machine; one that is gone is idle."""
+        m = self.machines.get(machine)
+        return m is None or self.free[machine] == (m.gpus, m.cpus_milli, m.memory_bytes)
+
+    def is_open(self, machine: str) -> bool:
+        """Whether a machine is there and takes work."""
+        return machine in self.machines and machine not in self._closed
+
+    def is_leaving(self, workload: str) -> bool:
+        """Whether something that a workload holds, or is owed, is on a closed machine."""
+        parts = (self.held.get(workload, {}), self._owed.get(workload, {}))
+        return any(machine in self._closed and any(amounts) for part in parts for machine, amounts in part.items())
 
     def hold(self, workload: str, holdings: Iterable[Holding], taken: bool = False) -> None:
         """A workload that holds something from the start; `taken`: the machines' free amounts reckon with it.
@@ -73,11 +112,14 @@ class Ledger:
         """The workload takes what is free on its machines; the rest it is owed by the plan's victims.
 
         Raises:
-            SimulationError: the plan needs more than is free and its victims hold, or a victim is owed by another.
+            SimulationError: the plan needs more than is free and its victims hold, or a machine that takes nothing new,
+                or a victim is owed by another.
         """
         owed: dict[str, Amounts] = {}
         held: dict[str, Amounts] = {}
         for machine, need in needs(plan, jobs).items():
+            if not self.is_open(machine):
+                raise SimulationError(f"{plan.workload} is placed on {machine}, which takes nothing new")
             taken = least(need, self.free[machine])
             self._shift(machine, taken, -1)
             held[machine] = taken
@@ -112,6 +154,7 @@ class Ledger:
                 self.held[evictor][machine] = plus(self.held[evictor].get(machine, NOTHING), passed)
                 owed[machine] = minus(owed[machine], passed)
             self._shift(machine, minus(amounts, passed), 1)
+            self._forget_if_empty(machine)
 
     def is_owed(self, workload: str) -> bool:
         """Whether victims still hold something of what it was promised."""
@@ -146,14 +189,16 @@ class Ledger:
         if min(now) < 0:
             raise SimulationError(f"machine {machine} has {before} free, and {amounts} are taken")
         self.free[machine] = now
-        self._count(machine, now[0] - before[0])
+        change = now[0] - before[0]
+        self._count(machine, *((-change, 0) if machine in self._closed else (0, change)))
 
-    def _count(self, machine: str, gpus: int) -> None:
+    def _count(self, machine: str, gpus: int, free: int) -> None:
         gpu_type = self.machines[machine].gpu_type
-        if gpu_type is not None and gpus:
-            self.free_gpus[gpu_type] += gpus
+        if gpu_type is not None:
+            self.gpus[gpu_type] += gpus
+            self.free_gpus[gpu_type] += free
 
-
-def held_gpus(ledgers: Mapping[str, Ledger], supply: Mapping[str, int]) -> dict[str, int]:
-    """GPU type to slots that somebody holds, over all regions."""
-    return {t: slots - sum(ledger.free_gpus.get(t, 0) for ledger in ledgers.values()) for t, slots in supply.items()}
+    def _forget_if_empty(self, machine: str) -> None:
+        if machine in self._closed and self.is_idle(machine):
+            self._closed.remove(machine)
+            del self.machines[machine], self.free[machine]

@@ -46,6 +46,10 @@ class Hour:
     """Level to workloads that arrived, `non_colocated` of them (MAST 5.3)."""
     non_colocated: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     preemptions: int = 0
+    interruptions: int = 0
+    """Of workloads, since a machine of theirs went: its cloud took it, or its pool ended it."""
+    usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By kind of capacity, what machines cost."""
     lost_gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By what was lost: `work` done anew, slots held through an `eviction`, or through a `restart`'s provisioning."""
 
@@ -55,16 +59,21 @@ class Meter:
 
     def __init__(self, supply: Mapping[str, int], from_s: float = 0.0, to_s: float = inf) -> None:
         self.supply = dict(supply)
+        """Slots by type at the start; every type that there may be is named."""
         self.types = tuple(self.supply)
-        self._slots = [self.supply[t] for t in self.types]
+        self.slots = [self.supply[t] for t in self.types]
+        """Slots that there are, by type; whoever changes it calls `advance` first. So are `held`, `queued` and the
+        costs."""
         self._from_s, self._to_s = from_s, to_s
         self._now_s = 0.0
         self.held = [0] * len(self.types)
-        """Slots that somebody holds, by type; whoever changes it calls `advance` first."""
+        """Slots that somebody holds, by type."""
         self.queued = [0] * len(self.types)
         """Slots that pending workloads ask for, by type; one that may run on several types asks for each."""
         self.queued_gpus = 0
         """The same, each workload counted once."""
+        self.usd_per_h: dict[str, float] = defaultdict(float)
+        """By kind of capacity, what an hour of all machines costs that are there."""
         self.hours: list[Hour] = []
         self.total = Hour()
 
@@ -77,7 +86,9 @@ class Meter:
             span_s = until_s - self._now_s
             for hour in self._into(self._now_s):
                 hour.queued_gpu_s += self.queued_gpus * span_s
-                for slots, held, queued in zip(self._slots, self.held, self.queued, strict=True):
+                for kind, usd_per_h in self.usd_per_h.items():
+                    hour.usd[kind] += usd_per_h * span_s / HOUR_S
+                for slots, held, queued in zip(self.slots, self.held, self.queued, strict=True):
                     hour.held_gpu_s += held * span_s
                     hour.supply_gpu_s += slots * span_s
                     if queued > slots - held:
@@ -102,10 +113,11 @@ class Meter:
         for hour in self._into(now_s):
             hour.until[until].waits_s[level, over_quota].append(wait_s)
 
-    def preempt(self, now_s: float, work_gpu_s: float, eviction_gpu_s: float) -> None:
-        """A workload was evicted."""
+    def preempt(self, now_s: float, work_gpu_s: float, eviction_gpu_s: float, *, by_machine: bool = False) -> None:
+        """A workload was evicted; or (`by_machine`) a machine of its own goes."""
         for hour in self._into(now_s):
-            hour.preemptions += 1
+            hour.preemptions += not by_machine
+            hour.interruptions += by_machine
             hour.lost_gpu_s["work"] += work_gpu_s
             hour.lost_gpu_s["eviction"] += eviction_gpu_s
 

@@ -1,6 +1,7 @@
 """A pass over the queue: scan it, take batches from its head, and award what the regions bid (MAST 4.2, 4.3)."""
 
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from auction.entry import Entry
 from auction.immunity import immune_to
+from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from simulation.board import Ints
@@ -36,6 +38,8 @@ class Passes:
         """Whether something happened since the last pass."""
         self._last_s = -inf
         self._shares_s = -inf
+        self._standing: Standing | None = None
+        """Of the last pass."""
 
     def due_s(self) -> float:
         """When the next pass is; infinity: not before something happens."""
@@ -51,7 +55,7 @@ class Passes:
         if now_s - self._shares_s >= self._settings.full_scan_s:
             self._shares_s = now_s
             engine.set_tenants(stage.shares.tenants(now_s))
-        standing = self._scan(now_s)
+        self._standing = standing = self._scan(now_s)
         self._renew(now_s, standing)
         engine.open(now_s)
         if stage.policy.in_order:
@@ -61,6 +65,18 @@ class Passes:
                 self._ask(now_s, standing, np.array([place]))
         else:
             self._by_rank(now_s, standing)
+
+    def shortages(self) -> list[Shortage]:
+        """Workloads that no region had room for in the last pass, in the order of the queue; none over quota."""
+        if self._standing is None:
+            return []
+        stage, everywhere = self._stage, frozenset(self._stage.ledgers)
+        within = self._standing.order[self._standing.rank != OVER_QUOTA_RANK].tolist()
+        lives = (stage.lives[number] for number in within if number in stage.queue)
+        return [
+            Shortage(life.id, life.workload.jobs, everywhere if life.only is None else life.only)
+            for life in islice(lives, MOST_SHORTAGES)
+        ]
 
     def _scan(self, now_s: float) -> Standing:
         stage = self._stage

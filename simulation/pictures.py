@@ -81,6 +81,8 @@ def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
                 "allocated", outcomes, lambda h: h["saturated_allocation_rate"], percent=True),
         _hourly("Load", "GPUs held and queued for, over supply.", "times supply", outcomes,
                 lambda h: h["demand_over_supply"], line_at=1.0),
+        _hourly("GPUs available", "Also those of pools, for as long as they are there.", "GPUs", outcomes,
+                lambda h: h["available_gpu_hours"]),
         *(_hourly(f"Not {done} in time, within quota", "Missed over judged, all levels with an objective, by the hour.",
                   "missed", outcomes, partial(_missed, until, LEVELS), percent=True) for until, done in DONE.items()),
         *(_hourly(f"Not {done} in time, levels 1 and 2", "Within-quota workloads of the two highest levels.",

@@ -94,7 +94,8 @@ class Plain:
             replace(w, holdings=ledger.holdings(id_), evictable=w.evictable and self._may_evict)
             for id_, w in self._running[region].items()
         ]
-        return RegionSnapshot(region, self._now_s, tuple(map(ledger.state, ledger.machines)), tuple(running))
+        machines = tuple(map(ledger.state, filter(ledger.is_open, ledger.machines)))
+        return RegionSnapshot(region, self._now_s, machines, tuple(running))
 
     def _award(self, plan: Plan, entry: Entry) -> None:
         self._ledgers[plan.region].award(plan, entry.request.jobs)
@@ -115,6 +116,14 @@ class Plain:
         """A workload gives up all that it holds."""
         self._ledgers[region].leave(workload)
         del self._running[region][workload]
+
+    def join(self, region: str, machine: MachineState) -> None:
+        """A machine is there from now on."""
+        self._ledgers[region].join(machine)
+
+    def close(self, region: str, machine: str) -> None:
+        """A machine takes nothing new."""
+        self._ledgers[region].close(machine)
 
     def counts(self) -> Counts:
         """What was decided so far."""

@@ -1,13 +1,12 @@
 """The policies that are compared: where and when a workload is bound to a place, and in which order it is asked for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from domain.scheduling import JobRequest, MachineState
 from infra.errors import ConfigurationError
+from simulation.supply.sources import Machines
 from simulation.workloads import Hardware, Workload
-
-Machines = Mapping[str, tuple[MachineState, ...]]
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
             f"<title>mizzen simulate</title><style>{_STYLE}</style></head><body>",
             f"<h1>mizzen simulate</h1>{_interrupted(outcomes)}{_changes(outcomes)}{_about(outcomes)}",
             "<h2>Policies</h2>" + _table(_SUMMARY, map(_summary, outcomes)),
+            _capacity(outcomes),
             f'<h2>Pictures</h2><p class="keys">{keys}</p>',
             f'<div class="grid">{"".join(map(_figure, pictures(outcomes)))}</div>',
             "<h2>Objectives and waits by priority</h2>" + _rule(outcomes[0]["run"]["objective_s"]),
@@ -114,6 +115,25 @@ def _summary(one: Outcome) -> list[str]:
         number(one["preemptions"]),
         number(one["lost_gpu_hours"]),
     ]
+
+
+_CAPACITY = (
+    "policy", "GPU hours available", "cost", "machines launched", "launches refused", "taken by their clouds",
+    "ended by their pools", "gangs interrupted",
+)  # fmt: skip
+
+
+def _capacity(outcomes: Sequence[Outcome]) -> str:
+    """What machines cost, and how they came and went; nothing where there are no pools and no prices."""
+    if not any(one["run"]["usd"] or one["run"]["pools"]["launched"] for one in outcomes):
+        return ""
+    rows = []
+    for one in outcomes:
+        run = one["run"]
+        counts = [*(run["pools"][name] for name in ("launched", "refused", "taken", "ended")), run["interruptions"]]
+        hours, cost = number(run["available_gpu_hours"]), f"${run['usd']:,.2f}"
+        rows.append([escape(name_of(one)), hours, cost, *map(number, counts)])
+    return "<h2>Machines</h2>" + _table(_CAPACITY, rows)
 
 
 _EFFORT = ("policy", "decisions", "decisions per s", "negative cache hits")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from domain.capacity import CapacityKind
 from simulation.meter import (
     HOUR_S,
     UNTIL,
@@ -63,6 +64,9 @@ def more(hour: Hour) -> dict[str, Any]:
         "available_gpu_hours": _gpu_h(hour.supply_gpu_s),
         "queued_gpu_hours": _gpu_h(hour.queued_gpu_s),
         "saturated_gpu_hours": _gpu_h(hour.saturated_supply_gpu_s),
+        "interruptions": hour.interruptions,
+        "usd": round(sum(hour.usd.values()), 6),
+        "usd_by": {kind.value: round(hour.usd.get(kind.value, 0.0), 6) for kind in CapacityKind},
         "demand_over_supply": ratio(hour.held_gpu_s + hour.queued_gpu_s, hour.supply_gpu_s),
         "lost_gpu_hours_by": {what: _gpu_h(hour.lost_gpu_s.get(what, 0.0)) for what in _LOSSES},
     }

@@ -2,23 +2,25 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
 from auction.market import Options
 from domain.scheduling import CreditWeights, TenantState
+from infra.errors import ConfigurationError
 from simulation import result
 from simulation.clock import Clock, Progress
 from simulation.engine import Engine, Production
 from simulation.errors import SimulationError
 from simulation.meter import Meter, ratio
 from simulation.plain import Plain
-from simulation.policies import Machines, Policy, split_by_cluster
+from simulation.policies import POLICIES, Policy, split_by_cluster
 from simulation.rivals.kueue import Kueue
 from simulation.rivals.slurm import Slurm
 from simulation.settings import Settings
 from simulation.stage import Happened
+from simulation.supply.sources import Machines, Sources
 from simulation.trace.rows import BadRow
 from simulation.workloads import Hardware, Workload
 from simulation.world import Held, World
@@ -42,8 +44,21 @@ class Scenario:
     """The simulation's 0 on the clock of the user: the trace's, or seconds since the snapshot."""
     holding: dict[str, Held] = field(default_factory=dict)
     bad: Sequence[BadRow] = ()
+    sources: Sources = field(default_factory=Sources)
+    """Where more machines come from."""
     says: dict[str, Any] = field(default_factory=dict)
     """What the JSON object says of where it comes from."""
+
+
+def check_policy(scenario: Scenario, policy: Policy) -> None:
+    """Whether a policy can run a scenario.
+
+    Raises:
+        ConfigurationError: there are pools, and the policy binds work to a fleet that does not change.
+    """
+    able = [p.name for p in POLICIES.values() if not p.binds_early and p.rival is None]
+    if scenario.sources.pools and policy.name not in able:
+        raise ConfigurationError(f"--policy {policy.name}: must be of {', '.join(able)} where there are pools")
 
 
 def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
@@ -82,11 +97,13 @@ class Run:
 
     def __post_init__(self) -> None:
         scenario = self.scenario
-        supply = Hardware(scenario.machines).supply
+        check_policy(scenario, self.policy)
+        self._hardware = Hardware(scenario.sources.possible(scenario.machines))
+        supply = dict.fromkeys(self._hardware.supply, 0) | Hardware(scenario.machines).supply
         self.meter = Meter(supply, scenario.measure_from_s, scenario.measure_to_s)
         world = World(
             scenario.machines, scenario.tenants, scenario.workloads, scenario.settings, self.policy, scenario.seed,
-            scenario.until_s, scenario.holding,
+            scenario.until_s, scenario.holding, scenario.sources,
         )  # fmt: skip
         self.engine = engine_for(scenario, self.policy, self.plain)
         self.clock = Clock(world, self.engine, self.meter, self.follow)
@@ -102,8 +119,7 @@ class Run:
         """The outcome. All but `decisions_per_s` follows from the inputs and the seed."""
         counts, progress, scenario = self.engine.counts(), self.clock.progress, self.scenario
         asked = counts.negative_hits + counts.negative_misses
-        hardware = Hardware(scenario.machines)
-        never = [w.id for w in scenario.workloads if not all(hardware.regions_for(job) for job in w.jobs)]
+        never = [w.id for w in scenario.workloads if not all(self._hardware.regions_for(job) for job in w.jobs)]
         return {
             "policy": self.policy.name,
             "seed": scenario.seed,
@@ -129,6 +145,7 @@ class Run:
                 "supply": self.meter.supply,
                 "objective_s": {str(level): span_s for level, span_s in sorted(scenario.settings.objective_s.items())},
                 "bad_rows": result.bad_rows(scenario.bad),
+                "pools": asdict(self.clock.keeper.counts),
                 **result.more(self.meter.total),
                 **scenario.says,
             },

@@ -130,5 +130,6 @@ def scenario_of(
         measured.to_s - span.from_s,
         span.from_s,
         bad=bad,
+        sources=fleet.sources,
         says={"scale": {f"{gpus}+": times for gpus, times in scale.items()}, "trace_rows": len(rows)},
     )

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from math import inf
 
 from domain.phases import QUEUED_PHASES, Phase
-from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, RunningWorkload
+from domain.scheduling import (
+    MachineState,
+    PlacedWorkload,
+    PlacementRequest,
+    Plan,
+    QueuedWorkload,
+    RunningWorkload,
+)
 from gms.columns import Change
 from lifecycle.attempts import FIRST, Event, Step
 from simulation.board import Board
@@ -16,6 +23,7 @@ from simulation.lives import Life, gpus_of, numbered, types_asked
 from simulation.meter import Meter
 from simulation.policies import Binding, place_of, split_by_cluster
 from simulation.shares import Shares
+from simulation.supply.sources import usd_per_h
 from simulation.workloads import Hardware
 from simulation.world import Held, World
 
@@ -58,10 +66,12 @@ class Stage:
         self.placed: list[Change[PlacedWorkload]] = []
         self._types = {t: k for k, t in enumerate(meter.types)}
         states = [m for place in machines.values() for m in place]
+        for state in states:
+            meter.usd_per_h[state.capacity] += usd_per_h(state)
         fleet = sum(m.gpus for m in states), sum(m.cpus_milli for m in states)
         self.shares = Shares(world.tenants, *fleet, world.settings.fair_window_s)
         self._binding = Binding(world.machines, world.policy.by_cluster) if world.policy.binds_early else None
-        self._hardware = Hardware(world.machines)
+        self._hardware = Hardware(world.possible)
         self._cluster_of = {m.id: m.cluster for m in states}
         self._count_held()
 
@@ -160,14 +170,15 @@ class Stage:
         self._release(at_s, life)
 
     def leave(self, at_s: float, life: Life) -> None:
-        """Evicted: the last of its slots is given up, and it is in the queue again."""
+        """Evicted, or a machine of its own goes: the last of its slots is given up, and it is in the queue again."""
         evictor = life.evictor
         life.end(Phase.PREEMPTED)
         self._release(at_s, life)
         life.evictor, life.place = None, None
         self._say(at_s, "left", life)
         self._wait(at_s, life.waits_since_s, life)
-        assert evictor is not None
+        if evictor is None:
+            return
         self.lives[evictor].victims.remove(life.number)
         if not self.lives[evictor].victims:
             self._ready(at_s, self.lives[evictor])
@@ -182,7 +193,29 @@ class Stage:
         if at_s >= life.idle_since_s + self._objective_s(life):
             self._judge_start(at_s, life, inf, over_quota)
 
-    def tell(self, life: Life) -> None:
+    def join(self, region: str, machine: MachineState) -> None:
+        """A machine is there from now on; it is looked at from the next pass on."""
+        self.ledgers[region].join(machine)
+        self.engine.join(region, machine)
+        self._count_held()
+
+    def interrupt(self, at_s: float, region: str, machine: str) -> None:
+        """A machine goes: it takes nothing new, and who is there gets notice to save and leave.
+
+        Who is on its way out already goes on with that. Who still waits for its victims there leaves when they have.
+        """
+        self.engine.close(region, machine)
+        for holder in self.ledgers[region].close(machine):
+            life = self.lives[int(holder)]
+            if self.board.holds_all[life.number]:
+                self._interrupt(at_s, life)
+        self._count_held()
+
+    def is_idle(self, region: str, machine: str) -> bool:
+        """Whether nobody holds anything of a machine that has joined."""
+        return self.ledgers[region].is_idle(machine)
+
+    def tell(self, life: Life, *, evictable: bool = True) -> None:
         """The regions learn what there is to know of a workload that holds all its slots."""
         assert life.place is not None
         number, s = life.number, self.settings
@@ -196,6 +229,7 @@ class Stage:
                 since_s,
                 self.ledgers[life.place].holdings(life.id),
                 life.started_at_s + made * s.checkpoint_interval_s if made else None,
+                evictable,
                 protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s else -inf,
                 attempt=life.attempt,
                 ends_by_s=life.ready_at_s + life.workload.max_runtime_s,
@@ -244,8 +278,23 @@ class Stage:
         self.board.holds_all[life.number] = True
         self._later(at_s + self._provisioning_s(life), "START", life)
         self.tell(life)
+        assert life.place is not None
+        if self.ledgers[life.place].is_leaving(life.id):
+            self._interrupt(at_s, life)
 
     def _evict(self, at_s: float, victim: Life, evictor: Life) -> None:
+        self._send_back(at_s, victim, Event.TOLD, by_machine=False)
+        victim.evictor = evictor.number
+        self.evictors.setdefault(victim.id, set()).add(evictor.id)
+        self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
+
+    def _interrupt(self, at_s: float, life: Life) -> None:
+        self._send_back(at_s, life, Event.NOTICED if life.step is Step.RUN else Event.TOLD, by_machine=True)
+        self.tell(life, evictable=False)
+        self._say(at_s, "interrupted", life, life.place)
+
+    def _send_back(self, at_s: float, victim: Life, event: Event, *, by_machine: bool) -> None:
+        """Its tasks get notice to save, and it will leave."""
         w, s = victim.workload, self.settings
         lost_s = 0.0
         if victim.step is Step.RUN:
@@ -258,14 +307,12 @@ class Stage:
             lost_s = worked_s - saved_s
         elif s.provisioning_p50_s and victim.attempt > 1:
             self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
-        self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus)
-        victim.go_on(Event.TOLD)
-        victim.evictor, victim.waits_since_s = evictor.number, at_s
+        self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus, by_machine=by_machine)
+        victim.go_on(event)
+        victim.waits_since_s = at_s
         victim.turn += 1
         self.board.holds_all[victim.number] = False
-        self.evictors.setdefault(victim.id, set()).add(evictor.id)
         self._later(at_s + s.eviction_s, "LEAVE", victim)
-        self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
 
     def _release(self, at_s: float, life: Life) -> None:
         assert life.place is not None
@@ -285,7 +332,8 @@ class Stage:
         meter = self.meter
         for k, gpu_type in enumerate(meter.types):
             free = sum(ledger.free_gpus.get(gpu_type, 0) for ledger in self.ledgers.values())
-            meter.held[k] = meter.supply[gpu_type] - free
+            meter.slots[k] = sum(ledger.gpus.get(gpu_type, 0) for ledger in self.ledgers.values())
+            meter.held[k] = meter.slots[k] - free
 
     def _ask(self, life: Life, sign: int) -> None:
         self.meter.queued_gpus += sign * life.workload.gpus

@@ -167,7 +167,7 @@ class Completion:
 
     def __init__(self, fleet: SimulatedFleet, settings: Settings, seed: int) -> None:
         self._fleet, self._settings, self._seed = fleet, settings, seed
-        self.hardware = Hardware(fleet.states())
+        self.hardware = Hardware(fleet.possible())
         self._jobs: dict[tuple[object, ...], JobRequest] = {}
         percent = settings.priority_percent
         self._levels = {**percent, 0: max(0.0, 100.0 - sum(percent.values()))}
@@ -262,5 +262,5 @@ def tenants_of(fleet: SimulatedFleet, rows: Iterable[TraceRow]) -> tuple[dict[st
     if rule is not None:
         if rule.in_proportion_to == "equal":
             weights = dict.fromkeys(weights, 1.0)
-        out.update(quotas_by_rule(rule, weights, supply(fleet.states())))
+        out.update(quotas_by_rule(rule, weights, supply(fleet.possible())))
     return dict(sorted(out.items())), bad

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from domain.scheduling import RunningWorkload, TenantState
-from simulation.policies import Machines, Policy
+from simulation.policies import Policy
 from simulation.settings import Settings
+from simulation.supply.sources import Machines, Sources
 from simulation.workloads import Workload
 
 
@@ -35,3 +36,10 @@ class World:
     until_s: float = inf
     holding: Mapping[str, Held] = field(default_factory=dict)
     """By workload, those that hold slots at the start."""
+    sources: Sources = field(default_factory=Sources)
+    """Where more machines come from."""
+
+    @property
+    def possible(self) -> Machines:
+        """Also machines that there may come to be."""
+        return self.sources.possible(self.machines)

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from capacity.scaling import Shortage
+from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.ask import ask_of
 from domain.phases import QUEUED_PHASES
 from domain.reasons import ReasonCode
@@ -19,8 +19,6 @@ _FOR_WANT_OF_MACHINES = {
     ReasonCode.NO_HARDWARE.value,
     ReasonCode.REFUSED_LIKE.value,
 }
-_MOST = 1000
-"""So many of the queue's head are looked at."""
 
 
 def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
@@ -40,7 +38,7 @@ def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
         (entries[row.id].position, row) for row in rows if row.id in entries and not entries[row.id].over_quota
     )
     out = []
-    for _, row in ranked[:_MOST]:
+    for _, row in ranked[:MOST_SHORTAGES]:
         regions = _regions(row.reasons)
         if regions and row.ask is not None:
             out.append(Shortage(row.id, ask_of(row.ask).jobs, regions))

@@ -16,6 +16,7 @@ from api.problems import invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import ReasonView, View, reason_view, write_audit
+from capacity.pools import wrong_size
 from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
 from infra.db import events
@@ -113,11 +114,8 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
             session.add(row)
         for field, value in changed.items():
             setattr(row, field, value)
-        if row.max_size is not None and row.max_size < row.size:
-            raise invalid("max_size", f"must be at least the size, {row.size}, it is {row.max_size}")
-        if row.buffer > (row.max_size or 0):
-            most = "only a pool with max_size has one" if row.max_size is None else f"max_size is {row.max_size}"
-            raise invalid("buffer", f"must be at most max_size, it is {row.buffer}, and {most}")
+        if (wrong := wrong_size(row.size, row.max_size, row.buffer)) is not None:
+            raise invalid(*wrong)
         write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)
         events.record(session, "pool.set", region=region, detail={"pool": name, "by": caller.id, **changed})
         session.flush()

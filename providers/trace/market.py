@@ -5,7 +5,25 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from capacity.offers import Offer, Shape
 from providers.trace.settings import TraceSettings
+
+
+def offers_of(name: str, settings: TraceSettings) -> list[Offer]:
+    """What a cloud offers: each of its types of machine in each of its zones."""
+    return [
+        Offer(
+            name,
+            zone.region,
+            zone_name,
+            zone.kind,
+            Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
+            of.usd_per_h * zone.price_factor,
+            settings.start_median_s,
+        )
+        for zone_name, zone in settings.zones.items()
+        for machine_type, of in settings.machine_types.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -44,8 +62,16 @@ class Market:
         if not counts:
             return most or 0
         at_s = max(0.0, now_s - self._began_at_s) * self._settings.speed
-        now = counts[int(at_s / gap_s) % len(counts)]
+        now = counts[int(at_s / gap_s) % len(counts)] * of.times
         return now if most is None else min(now, most)
+
+    def next_change_s(self, now_s: float) -> float:
+        """When a zone next has another number of machines, at the earliest; infinity: none follows a trace."""
+        speed = self._settings.speed
+        at_s = max(0.0, now_s - self._began_at_s) * speed
+        gaps_s = [gap_s for gap_s, counts in (of.followed for of in self._settings.zones.values()) if len(counts) > 1]
+        following_s = (self._began_at_s + (math.floor(at_s / gap_s) + 1) * gap_s / speed for gap_s in gaps_s)
+        return min((at for at in following_s if at > now_s), default=math.inf)
 
     def has_room(self, zone: str, instances: Iterable[Instance], now_s: float) -> bool:
         """Whether one more can be launched."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from capacity.offers import Offer, Shape
+from capacity.offers import Offer
 from capacity.providers import Found, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from infra.config import Settings
 from infra.machine_shape import MachineShape
 from providers.registry import providers_of
 from providers.trace.cloud import Cloud, Machine
-from providers.trace.market import Instance
+from providers.trace.market import Instance, offers_of
 from providers.trace.settings import TraceSettings
 
 
@@ -24,19 +24,7 @@ class TraceProvider:
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""
-        return [
-            Offer(
-                self.name,
-                zone.region,
-                name,
-                zone.kind,
-                Shape(machine_type, of.gpus, of.gpu_type, round(of.cpus * 1000), of.memory),
-                of.usd_per_h * zone.price_factor,
-                self._settings.start_median_s,
-            )
-            for name, zone in self._settings.zones.items()
-            for machine_type, of in self._settings.machine_types.items()
-        ]
+        return offers_of(self.name, self._settings)
 
     def launch(self, request: LaunchRequest) -> str:
         """See `Provider.launch`."""

@@ -38,6 +38,8 @@ class Zone(_Part):
     """The same, in place of a file."""
     gap_s: float = Field(300.0, gt=0)
     """With `counts`: length of an interval."""
+    times: int = Field(1, ge=1)
+    """For each machine of the trace there are so many."""
     most: int | None = Field(None, ge=0)
     """Machines at most, whatever the trace says; without a trace, machines that there are."""
 

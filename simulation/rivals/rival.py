@@ -69,6 +69,14 @@ class Rival(Ranks, ABC):
         self.working.discard(workload)
         self.gone(workload)
 
+    def join(self, region: str, machine: MachineState) -> None:
+        """Not for the rivals: their machines are there from the start (`Scenario` is refused)."""
+        raise SimulationError(f"{region}: machine {machine.id}: slurm and kueue have no pools")
+
+    def close(self, region: str, machine: str) -> None:
+        """Not for the rivals."""
+        raise SimulationError(f"{region}: machine {machine}: slurm and kueue have no pools")
+
     def counts(self) -> Counts:
         """What was decided so far."""
         return self._counts

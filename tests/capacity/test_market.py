@@ -29,8 +29,18 @@ def test_capacity_follows_the_trace_and_repeats() -> None:
     assert [market.capacity("za", 1000.0 + at) for at in (0, 59, 60, 120, 180, 240)] == [3, 3, 0, 5, 3, 0]
     fast = settings(counts=[3, 0], gap_s=60).model_copy(update={"speed": 60.0})
     assert [Market(fast, 0.0).capacity("za", at) for at in (0, 1, 2)] == [3, 0, 3]
+    assert Market(settings(counts=[3, 0], gap_s=60, times=4, most=10), 0.0).capacity("za", 0.0) == 10
     assert Market(settings(most=2), 0.0).capacity("za", 7.0) == 2
     assert Market(settings(most=2), 0.0).capacity("a zone that was removed", 7.0) == 0
+
+
+def test_when_capacity_changes_next() -> None:
+    """At the ends of intervals, in the cloud's own time; never without a trace."""
+    market = Market(settings(counts=[3, 0, 9], gap_s=60), began_at_s=1000.0)
+    assert [market.next_change_s(1000.0 + at) for at in (0, 59, 60)] == [1060.0, 1060.0, 1120.0]
+    fast = settings(counts=[3, 0], gap_s=60).model_copy(update={"speed": 60.0})
+    assert Market(fast, 0.0).next_change_s(0.5) == 1.0
+    assert Market(settings(most=2), 0.0).next_change_s(7.0) == math.inf
 
 
 def test_a_trace_file_is_read(tmp_path: Path) -> None:

@@ -271,6 +271,25 @@ def test_wrong_input_is_2_and_named(files: Path, capsys: Capture, arguments: lis
     assert out == "" and says in err
 
 
+def test_a_fleet_with_pools(files: Path, capsys: Capture) -> None:
+    """It runs, says what machines cost and how they came and went, and names policies that have no pools."""
+    pools = """
+providers:
+  sim:
+    zones: {za: {region: west, counts: [2, 0], gap_s: 1800}}
+    machine_types: {p4: {gpus: 8, gpu_type: a100, cpus: 64, memory: 512GiB, usd_per_h: 24}}
+pools: [{region: west, name: burst, max_size: 2, idle_s: 300}]
+"""
+    (files / "fleet.yaml").write_text(FLEET + pools)
+    found = outcome("--report", "out.html")
+    assert found["run"]["pools"]["launched"] > 1
+    assert found["run"]["usd"] == found["run"]["usd_by"]["spot"] > 0
+    assert sum(found["hourly"]["usd"]) == pytest.approx(found["run"]["usd"])
+    assert f"${found['run']['usd']:,.2f}" in Path("out.html").read_text()
+    assert run([*BASE, "--policy", "all"]) == 2
+    assert "--policy federated: must be of global, global-joint, fifo where there are pools" in capsys.readouterr().err
+
+
 def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:
     """Three mistakes, three lines' worth, each with its path and value."""
     wrong = FLEET.replace("gpu_type: a100", "gpu_type: a100, size: 3", 1)
