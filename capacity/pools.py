@@ -4,7 +4,7 @@ A pool is MAST's dynamic cluster (3.1), seen from where its machines come from. 
 zone and kind of capacity, since machines share both with their cluster.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from capacity.offers import Offer, OfferKey
@@ -92,8 +92,8 @@ class Instance:
     """It is on its way, or its machine takes work."""
     idle_s: float | None = None
     """For how long it has had no work; None: it has, or is not ready."""
-    wanted_by: str | None = None
-    """The workload that waits for it."""
+    claims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The workloads that wait for it (`capacity.scaling.Claims`)."""
 
 
 @dataclass(frozen=True)

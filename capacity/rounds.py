@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from capacity.offers import Offer, OfferKey
 from capacity.pools import Changes, Instance, Pool, PoolKey, changes, launches
-from capacity.scaling import Idle, Shortage, grow, shrink
+from capacity.scaling import Claims, Idle, Shortage, grow, shrink
 from domain.reasons import Reason, ReasonCode
 
 
@@ -17,8 +17,8 @@ class Launch:
     """One machine that is to be asked for."""
 
     offer: Offer
-    wanted_by: str | None = None
-    """The workload that waits for it."""
+    claims: Claims = field(default_factory=dict)
+    """The workloads that wait for it."""
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Round:
     launch: dict[PoolKey, list[Launch]] = field(default_factory=dict)
     end: dict[str, Reason] = field(default_factory=dict)
     """By instance, why."""
-    wanted_by: dict[str, str] = field(default_factory=dict)
-    """Instance that is idle or on its way to the workload that waits for it; no other is waited for."""
+    claims: dict[str, Claims] = field(default_factory=dict)
+    """Instance that is idle or on its way to the workloads that wait for it; no other is waited for."""
     lacks: dict[PoolKey, Changes] = field(default_factory=dict)
     """Pools that get less than their size or buffer: nobody can be asked for the rest now."""
 
@@ -67,13 +67,13 @@ def plan_round(
     _grow(out, every, kept, had, shortages, offers, refused)
     for key, pool in growing.items():
         idle_s = {one.id: one.idle_s for one in kept[key] if one.idle_s is not None}
-        spare = [one for one in kept[key] if one.usable and not one.busy and one.id not in out.wanted_by]
-        to_come = [launch for launch in out.launch.get(key, ()) if launch.wanted_by is None]
+        spare = [one for one in kept[key] if one.usable and not one.busy and one.id not in out.claims]
+        to_come = [launch for launch in out.launch.get(key, ()) if not launch.claims]
         missing = min(pool.buffer - len(spare) - len(to_come), pool.most - had[key])
         if missing > 0:
             _launch(out, key, launches(pool, missing, offers, refused))
         elif key not in out.launch:
-            for instance in shrink(pool, had[key], idle_s, out.wanted_by):
+            for instance in shrink(pool, had[key], idle_s, out.claims):
                 detail = {"pool": pool.name, "idle_s": round(idle_s[instance])}
                 out.end[instance] = Reason(ReasonCode.IDLE, detail)
     return out
@@ -96,16 +96,21 @@ def _grow(
     refused: Collection[OfferKey],
 ) -> None:
     """Launches for what waits; machines that are launched for a pool's size may be theirs, too."""
-    idle = [Idle(one.id, key, one.offer) for key, all_ in kept.items() for one in all_ if one.usable and not one.busy]
+    idle = [
+        Idle(one.id, key, one.offer, one.claims)
+        for key, all_ in kept.items()
+        for one in all_
+        if one.usable and not one.busy
+    ]
     sized = {f"{key} {n}": (key, n) for key, all_ in out.launch.items() for n in range(len(all_))}
     idle += [Idle(name, key, out.launch[key][n].offer.key) for name, (key, n) in sized.items()]
     growth = grow(pools, had, shortages, idle, offers, refused)
-    for name, workload in growth.wanted_by.items():
+    for name, claims in growth.claims.items():
         if name in sized:
             key, n = sized[name]
-            out.launch[key][n] = Launch(out.launch[key][n].offer, workload)
+            out.launch[key][n] = Launch(out.launch[key][n].offer, claims)
         else:
-            out.wanted_by[name] = workload
+            out.claims[name] = claims
     for key, launched in growth.launch.items():
-        out.launch.setdefault(key, []).extend(Launch(offer, workload) for offer, workload in launched)
+        out.launch.setdefault(key, []).extend(Launch(offer, claims) for offer, claims in launched)
         had[key] += len(launched)

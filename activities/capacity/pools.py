@@ -13,6 +13,7 @@ from activities.capacity.shortages import read_shortages
 from capacity.offers import Offer, OfferKey
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
+from capacity.scaling import Claims
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.reasons import Reason, ReasonCode
@@ -48,11 +49,12 @@ class Pools:
                 if row.reason != reason:
                     row.reason = reason
             for one in (one for all_ in instances.values() for one in all_):
-                if todo.wanted_by.get(one.id) != one.wanted_by:
-                    session.get_one(InstanceRow, one.id).wanted_by = todo.wanted_by.get(one.id)
+                claims = todo.claims.get(one.id, {})
+                if claims != one.claims:
+                    session.get_one(InstanceRow, one.id).wanted_by = _claims_to_json(claims)
             for key, launches in todo.launch.items():
                 for launch in launches:
-                    request_instance(session, pools[key], launch.offer, launch.wanted_by)
+                    request_instance(session, pools[key], launch.offer, launch.claims)
             for instance, why in todo.end.items():
                 tell_to_end(session, instance, why)
             _keep_prices(session, offers)
@@ -70,7 +72,7 @@ def _reason(
     return newest.to_json()
 
 
-def request_instance(session: Session, pool: Pool, offer: Offer, wanted_by: str | None = None) -> str:
+def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims | None = None) -> str:
     """Writes a new instance of an offer into the ledger, and has its workflow started at the commit; returns its id."""
     cluster = cluster_of(pool.name, offer)
     make_cluster(session, offer.region, cluster, offer)
@@ -78,12 +80,21 @@ def request_instance(session: Session, pool: Pool, offer: Offer, wanted_by: str 
         id=ids.new_instance_id(), region=offer.region, pool=pool.name, cluster=cluster, provider=offer.provider,
         zone=offer.zone, kind=offer.kind.value, machine_type=offer.shape.machine_type, gpus=offer.shape.gpus,
         gpu_type=offer.shape.gpu_type, cpus_milli=offer.shape.cpus_milli, memory_bytes=offer.shape.memory_bytes,
-        usd_per_h=offer.usd_per_h, wanted_by=wanted_by, expected_at=func.now() + timedelta(seconds=offer.start_s),
+        usd_per_h=offer.usd_per_h, wanted_by=_claims_to_json(claims or {}),
+        expected_at=func.now() + timedelta(seconds=offer.start_s),
     )  # fmt: skip
     session.add(row)
     session.flush()
     outbox.instance(session, row.id)
     return row.id
+
+
+def _claims_to_json(claims: Claims) -> dict[str, list[int]]:
+    return {workload: list(tasks) for workload, tasks in claims.items()}
+
+
+def _claims_of(body: Mapping[str, Sequence[int]]) -> Claims:
+    return {workload: tuple(tasks) for workload, tasks in body.items()}
 
 
 def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
@@ -129,7 +140,13 @@ def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
         takes_work = machine is not None and machine.state == "ready" and not (machine.cordon or machine.draining)
         offer = row.provider, row.zone, row.kind, row.machine_type
         instance = Instance(
-            row.id, InstancePhase(row.phase), is_busy, offer, takes_work or not is_ready, idle, row.wanted_by
+            row.id,
+            InstancePhase(row.phase),
+            is_busy,
+            offer,
+            takes_work or not is_ready,
+            idle,
+            _claims_of(row.wanted_by),
         )
         out.setdefault((row.region, row.pool), []).append(instance)
     return out

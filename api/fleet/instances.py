@@ -47,7 +47,7 @@ class InstanceView(View):
     reason: ReasonView | None = Field(description="Why it is in this phase")
     ending: ReasonView | None = Field(description="Why it is to end; null: it is not")
     native_id: str | None = Field(description="As the provider calls it")
-    wanted_by: str | None = Field(description="The workload that waits for it, while it is on its way or idle")
+    wanted_by: list[str] = Field(description="The workloads that wait for it, while it is on its way or idle")
     machine: str | None = Field(description="Its machine's id, once its agent has announced itself")
     requested_at: datetime
     expected_at: datetime | None = Field(description="When its agent was expected, by the offer")
@@ -139,7 +139,7 @@ def _view(row: InstanceRow) -> InstanceView:
         reason=reason_view(row.reason),
         ending=reason_view(row.ending),
         native_id=row.native_id,
-        wanted_by=row.wanted_by,
+        wanted_by=sorted(row.wanted_by),
         machine=row.machine,
         requested_at=row.requested_at,
         expected_at=row.expected_at,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.orm import Session
 
 from api.views import ReasonView
@@ -19,16 +20,27 @@ def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[st
     """By workload: what is being launched for it, where, and in how many seconds it is expected."""
     if not workloads:
         return {}
-    rows = session.execute(
+    found = session.execute(
         select(InstanceRow.wanted_by, InstanceRow.machine_type, InstanceRow.zone, InstanceRow.expected_at)
-        .where(InstanceRow.wanted_by.in_(workloads), InstanceRow.phase.in_(_COMING), InstanceRow.gone_at.is_(None))
+        .where(
+            InstanceRow.wanted_by.has_any(array(workloads)),
+            InstanceRow.phase.in_(_COMING),
+            InstanceRow.gone_at.is_(None),
+        )
         .order_by(InstanceRow.id)
     ).all()
+    asked = set(workloads)
+    rows = [
+        (workload, machine_type, zone, at)
+        for wanted_by, machine_type, zone, at in found
+        for workload in wanted_by
+        if workload in asked
+    ]
     counts: Counter[tuple[str, str, str]] = Counter()
     expected: dict[tuple[str, str, str], float] = {}
     now = datetime.now(UTC)
     for workload, machine_type, zone, at in rows:
-        key = str(workload), machine_type, zone
+        key = workload, machine_type, zone
         counts[key] += 1
         expected[key] = max(expected.get(key, 0.0), 0.0 if at is None else (at - now).total_seconds())
     out: dict[str, list[ReasonView]] = {}

@@ -71,8 +71,8 @@ class InstanceRow(Base):
     """Why it is to end; None: it is not."""
     native_id: Mapped[str | None]
     """As the provider calls it."""
-    wanted_by: Mapped[str | None]
-    """The workload that waits for it, while it is on its way or idle."""
+    wanted_by: Mapped[dict[str, list[int]]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """The workloads that wait for it, while it is on its way or idle, with how many tasks of each job are for it."""
     idle_since: Mapped[datetime | None]
     """From when on it has had no work, as the keeper saw it; None: it has, or is not ready."""
     machine: Mapped[str | None]
@@ -92,7 +92,7 @@ class InstanceRow(Base):
         CheckConstraint("(phase = 'gone') = (gone_at is not null)", name="instance_gone"),
         Index("instance_live", "region", "pool", postgresql_where=text("gone_at is null")),
         Index("instance_machine", "machine"),
-        Index("instance_wanted_by", "wanted_by", postgresql_where=text("gone_at is null")),
+        Index("instance_wanted_by", "wanted_by", postgresql_using="gin", postgresql_where=text("gone_at is null")),
     )
 
 

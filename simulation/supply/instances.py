@@ -5,6 +5,7 @@ from math import inf
 
 from capacity.offers import Offer
 from capacity.pools import Instance, PoolKey
+from capacity.scaling import Claims
 from domain.scheduling import MachineState
 from lifecycle.instances import (
     FIRST_STEPS,
@@ -31,6 +32,8 @@ class Bought:
     """It in its cloud; None: it was not launched yet."""
     step: InstanceStep | None = field(default=FIRST_STEPS[InstancePhase.REQUESTED])
     """None: it is gone."""
+    claims: Claims = field(default_factory=dict)
+    """Workloads that waited for it at the last round."""
     idle_since_s: float = inf
     """Since when it has had no work; infinity: it has, or is not ready."""
 
@@ -60,4 +63,5 @@ class Bought:
         phase = _TABLE[self.step].phase
         is_ready = self.step is InstanceStep.SERVE
         idle_s = now_s - self.idle_since_s if is_ready and self.idle_since_s < inf else None
-        return Instance(self.id, phase, is_ready and idle_s is None, self.offer.key, idle_s=idle_s)
+        is_busy = is_ready and idle_s is None
+        return Instance(self.id, phase, is_busy, self.offer.key, idle_s=idle_s, claims=self.claims)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf, isinf
 
-from capacity.offers import Offer, OfferKey
+from capacity.offers import OfferKey
 from capacity.pools import PoolKey
-from capacity.rounds import plan_round
+from capacity.rounds import Launch, plan_round
 from capacity.scaling import Shortage
 from lifecycle.instances import InstanceEvent, InstanceStep
 from providers.trace.market import Instance, Market
@@ -149,19 +149,22 @@ class Keeper:
             self._offers,
             self._refused_s,
         )
+        for one in self._bought.values():
+            one.claims = planned.claims.get(one.id, {})
         for id_ in planned.end:
             self._end(at_s, self._bought[id_])
         for pool, launches in planned.launch.items():
             for launch in launches:
-                self._launch(at_s, pool, launch.offer)
+                self._launch(at_s, pool, launch)
         if (timer_s := self._timer_s(at_s)) < inf:
             self._look_again(timer_s)
 
-    def _launch(self, at_s: float, pool: PoolKey, offer: Offer) -> None:
+    def _launch(self, at_s: float, pool: PoolKey, launch: Launch) -> None:
+        offer = launch.offer
         market = self._markets[offer.provider]
         self._number += 1
         id_ = f"in-{self._seed}-{self._number:07d}"
-        one = Bought(id_, pool, offer, machine_of(id_, pool[1], offer))
+        one = Bought(id_, pool, offer, machine_of(id_, pool[1], offer), claims=launch.claims)
         if not market.has_room(offer.zone, self._of_cloud(offer.provider), at_s):
             one.go_on(InstanceEvent.REFUSED)
             self.counts.refused += 1

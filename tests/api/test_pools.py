@@ -102,8 +102,9 @@ async def test_why_says_what_is_on_its_way(world: World) -> None:
     """How many machines of which type, where, and when they are expected; to others' viewers it is nobody's."""
     workload = world.add_workload()
     for number in (2, 3, 4):
-        world.add_instance(f"in-{number:016d}", phase="joining", wanted_by=workload, zone="zb" if number > 3 else "za")
-    world.add_instance("in-0000000000000005", phase="ready", wanted_by=workload)
+        zone = "zb" if number > 3 else "za"
+        world.add_instance(f"in-{number:016d}", phase="joining", wanted_by={workload: [1]}, zone=zone)
+    world.add_instance("in-0000000000000005", phase="ready", wanted_by={workload: [1]})
     why = await get(world, f"/v1/workloads/{workload}/why")
     found = [(reason["code"], reason["sentence"]) for reason in why["reasons"]]
     assert found[:2] == [

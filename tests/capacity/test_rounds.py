@@ -54,9 +54,9 @@ def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
     """The machine that is idle goes to who waits; another one is launched in its place."""
     pool = replace(POOL, buffer=1)
     planned = plan_round({KEY: pool}, {KEY: [idle(1)]}, [shortage("w")], OFFERS)
-    assert planned == Round(launch={KEY: [Launch(CHEAP)]}, wanted_by={"in-1": "w"})
+    assert planned == Round(launch={KEY: [Launch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
     full = replace(pool, max_size=1)
-    assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == Round(wanted_by={"in-1": "w"})
+    assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == Round(claims={"in-1": {"w": (1,)}})
 
 
 def test_a_buffer_stays_when_a_pool_shrinks() -> None:
@@ -78,7 +78,7 @@ def test_why_a_buffer_is_missing() -> None:
 def test_machines_for_the_size_serve_what_waits() -> None:
     """A pool of two launches two, and a workload that needs one of them gets it."""
     planned = plan_round({KEY: Pool(*KEY, 2, max_size=4)}, {}, [shortage("w")], OFFERS)
-    assert planned.launch == {KEY: [Launch(CHEAP, "w"), Launch(CHEAP)]}
+    assert planned.launch == {KEY: [Launch(CHEAP, {"w": (1,)}), Launch(CHEAP)]}
 
 
 def test_a_removed_pool_ends_its_machines() -> None:
@@ -104,11 +104,11 @@ def test_done_once_it_is_done(size: int, buffer: int, more: int, there: list[str
     shortages = [shortage(f"w{n}", job(tasks)) for n, tasks in enumerate(waiting)]
     planned = plan_round({KEY: pool}, {KEY: instances}, shortages, OFFERS)
     launched = planned.launch.get(KEY, [])
-    kept = [replace(one, wanted_by=planned.wanted_by.get(one.id)) for one in instances if one.id not in planned.end]
+    kept = [replace(one, claims=planned.claims.get(one.id, {})) for one in instances if one.id not in planned.end]
     assert len(kept) + len(launched) <= max(pool.most, len(kept))
-    assert planned.end.keys().isdisjoint(planned.wanted_by)
-    after = kept + [joining(100 + n, launch.offer) for n, launch in enumerate(launched)]
+    assert planned.end.keys().isdisjoint(planned.claims)
+    after = kept + [replace(joining(100 + n, launch.offer), claims=launch.claims) for n, launch in enumerate(launched)]
     again = plan_round({KEY: pool}, {KEY: after}, shortages, OFFERS)
     assert (again.launch, again.end) == ({}, {})
-    spare = [one for one in after if not one.busy and one.id not in again.wanted_by]
+    spare = [one for one in after if not one.busy and one.id not in again.claims]
     assert len(spare) >= min(pool.buffer, pool.most - (len(after) - len(spare)))

@@ -1,5 +1,6 @@
 """How a pool grows for what waits, and shrinks."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.scaling import Idle, Shortage, grow, machines_for, shrink
+from capacity.scaling import Idle, Shortage, grow, shrink
 from domain.capacity import CapacityKind
 from domain.scheduling import JobRequest
 
@@ -48,26 +49,50 @@ def shortage(workload: str, *jobs: JobRequest, regions: tuple[str, ...] = ("west
 )
 def test_how_many_machines_a_job_needs(wanted: JobRequest, machines: int | None) -> None:
     """By whichever of GPUs, cores and memory runs out first."""
-    assert machines_for(wanted, SHAPE) == machines
+    grown = grow({KEY: replace(POOL, max_size=200)}, {}, [shortage("w", wanted)], [], [CHEAP])
+    assert len(grown.launch.get(KEY, [])) == (machines or 0)
 
 
 def test_one_shortage_is_one_launch() -> None:
     """What is on its way counts, in the order of the queue; only the rest is launched, each for a workload."""
     waiting = [shortage("first", job(2)), shortage("second")]
     grown = grow({KEY: POOL}, {}, waiting, [], [DEAR, CHEAP])
-    assert grown.launch == {KEY: [(CHEAP, "first"), (CHEAP, "first"), (CHEAP, "second")]}
+    assert grown.launch == {KEY: [(CHEAP, {"first": (1,)}), (CHEAP, {"first": (1,)}), (CHEAP, {"second": (1,)})]}
     idle = [Idle(f"in-{n}", KEY, CHEAP.key) for n in range(3)]
     again = grow({KEY: POOL}, {KEY: 3}, waiting, idle, [DEAR, CHEAP])
     assert again.launch == {}
-    assert again.wanted_by == {"in-0": "first", "in-1": "first", "in-2": "second"}
+    assert again.claims == {"in-0": {"first": (1,)}, "in-1": {"first": (1,)}, "in-2": {"second": (1,)}}
     part = grow({KEY: POOL}, {KEY: 1}, waiting, idle[:1], [CHEAP])
-    assert part.launch == {KEY: [(CHEAP, "first"), (CHEAP, "second")]}
+    assert part.launch == {KEY: [(CHEAP, {"first": (1,)}), (CHEAP, {"second": (1,)})]}
+
+
+def test_small_workloads_share_machines() -> None:
+    """As they will when they are placed: five of one GPU need two machines of four, and say for which they wait."""
+    waiting = [shortage(f"w{n}", job(1, 1)) for n in range(5)]
+    grown = grow({KEY: POOL}, {}, waiting, [], [CHEAP])
+    assert grown.launch == {KEY: [(CHEAP, {f"w{n}": (1,) for n in range(4)}), (CHEAP, {"w4": (1,)})]}
+    mixed = [shortage("a", job(1, 3)), shortage("b", job(1, 2)), shortage("c", job(2, 1)), shortage("d", job(1, 1))]
+    grown = grow({KEY: POOL}, {}, mixed, [], [CHEAP])
+    assert grown.launch == {KEY: [(CHEAP, {"a": (1,), "c": (1,)}), (CHEAP, {"b": (1,), "c": (1,), "d": (1,)})]}
+    memory = [shortage(f"w{n}", job(1, 1, memory_bytes_per_task=40 * GIB)) for n in range(2)]
+    assert len(grow({KEY: POOL}, {}, memory, [], [CHEAP]).launch[KEY]) == 2
+
+
+def test_who_waited_for_a_machine_keeps_it() -> None:
+    """Otherwise another machine might be launched for one shortage: `a` may run on both offers, `b` on one of them."""
+    cheap_is_later = replace(CHEAP, zone="zz")
+    offers = [cheap_is_later, DEAR]
+    waiting = [shortage("a"), shortage("b", job(capacity=("on_demand",)))]
+    first = grow({KEY: POOL}, {}, waiting, [], offers)
+    assert first.launch == {KEY: [(cheap_is_later, {"a": (1,)}), (DEAR, {"b": (1,)})]}
+    coming = [Idle(f"in-{n}", KEY, offer.key, claims) for n, (offer, claims) in enumerate(first.launch[KEY])]
+    assert grow({KEY: POOL}, {KEY: 2}, waiting, coming, offers).launch == {}
 
 
 def test_a_gang_gets_all_or_nothing_within_the_maximum() -> None:
     """A smaller one behind it may still fit; a pool that does not grow gives nothing."""
     waiting = [shortage("large", job(5)), shortage("small", job(4))]
-    assert grow({KEY: POOL}, {}, waiting, [], [CHEAP]).launch == {KEY: [(CHEAP, "small")] * 4}
+    assert grow({KEY: POOL}, {}, waiting, [], [CHEAP]).launch == {KEY: [(CHEAP, {"small": (1,)})] * 4}
     assert grow({KEY: POOL}, {KEY: 1}, waiting, [], [CHEAP]).launch == {}
     assert grow({KEY: replace(POOL, max_size=None)}, {}, waiting, [], [CHEAP]).launch == {}
 
@@ -91,7 +116,7 @@ def test_the_cheapest_offer_that_all_allow(
 ) -> None:
     """The pool's rules, the document's, and what was refused lately."""
     grown = grow({KEY: pool}, {}, [shortage("w", wanted)], [], [DEAR, CHEAP], refused)
-    assert grown.launch == ({} if launched is None else {KEY: [(launched, "w")]})
+    assert grown.launch == ({} if launched is None else {KEY: [(launched, {"w": (1,)})]})
 
 
 def test_regions_and_jobs() -> None:
@@ -105,7 +130,7 @@ def test_regions_and_jobs() -> None:
     cpus = replace(CHEAP, shape=Shape("cpus", 0, None, 64_000, 256 * GIB), usd_per_h=1.0)
     two = shortage("w", job(2, name="a"), job(3, 0, name="b", cpus_milli_per_task=30_000))
     grown = grow({KEY: POOL}, {}, [two], [], [CHEAP, cpus])
-    assert grown.launch == {KEY: [(CHEAP, "w"), (CHEAP, "w"), (cpus, "w"), (cpus, "w")]}
+    assert grown.launch == {KEY: [(CHEAP, {"w": (1, 0)})] * 2 + [(cpus, {"w": (0, 2)}), (cpus, {"w": (0, 1)})]}
 
 
 def test_it_shrinks_to_its_size_after_a_time() -> None:
@@ -118,24 +143,51 @@ def test_it_shrinks_to_its_size_after_a_time() -> None:
     assert shrink(pool, 1, idle_s) == []
 
 
-_JOBS = st.builds(job, st.integers(1, 6), st.integers(0, 4))
+_KINDS = st.sampled_from([("spot",), ("on_demand",), ("spot", "on_demand")])
+_JOBS = st.builds(
+    lambda tasks, gpus, cpus, kinds: job(tasks, gpus, cpus_milli_per_task=1000 * cpus, capacity=kinds),
+    st.integers(1, 6), st.integers(0, 4), st.integers(1, 9), _KINDS,
+)  # fmt: skip
+_OFFERS = [CHEAP, DEAR, replace(CHEAP, zone="zz", usd_per_h=3.0), replace(DEAR, zone="a", usd_per_h=12.0)]
 
 
 @given(
     st.lists(st.lists(_JOBS, min_size=1, max_size=3), max_size=6),
-    st.integers(0, 6),
-    st.integers(0, 6),
-    st.sets(st.sampled_from([CHEAP.key, DEAR.key])),
+    st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    st.lists(st.sampled_from(_OFFERS), max_size=4),
+    st.sets(st.sampled_from([offer.key for offer in _OFFERS])),
 )
 def test_looked_at_again_nothing_more_is_launched(
-    jobs: list[list[JobRequest]], most: int, there: int, refused: set[tuple[str, str, str, str]]
+    jobs: list[list[JobRequest]],
+    most: tuple[int, int],
+    there: list[Offer],
+    refused: set[tuple[str, str, str, str]],
 ) -> None:
-    """Never above the maximum; and once what was launched is on its way, the same queue launches nothing more."""
-    pools = {KEY: replace(POOL, max_size=most)}
+    """Never above the maximum; no machine is promised more than it has; and once what was launched is on its way, the
+    same queue launches nothing more, and everybody waits for the same machines.
+    """
+    other = (KEY[0], "other")
+    pools = {KEY: replace(POOL, max_size=most[0]), other: replace(POOL, name="other", max_size=most[1])}
     waiting = [shortage(f"w{n}", *some) for n, some in enumerate(jobs)]
-    idle = [Idle(f"in-{n}", KEY, CHEAP.key) for n in range(there)]
-    launched = grow(pools, {KEY: there}, waiting, idle, [CHEAP, DEAR], refused).launch.get(KEY, [])
-    assert there + len(launched) <= max(most, there)
-    assert all(offer.key not in refused for offer, _ in launched)
-    idle += [Idle(f"jn-{n}", KEY, offer.key) for n, (offer, _) in enumerate(launched)]
-    assert grow(pools, {KEY: len(idle)}, waiting, idle, [CHEAP, DEAR], refused).launch == {}
+    idle = [Idle(f"in-{n}", KEY if n % 2 else other, offer.key) for n, offer in enumerate(there)]
+    had = {key: sum(one.pool == key for one in idle) for key in pools}
+    grown = grow(pools, had, waiting, idle, _OFFERS, refused)
+    coming = [replace(one, claims=grown.claims.get(one.instance, {})) for one in idle]
+    for key, launched in grown.launch.items():
+        assert had[key] + len(launched) <= (pools[key].max_size or 0)
+        assert all(offer.key not in refused for offer, _ in launched)
+        coming += [Idle(f"jn-{key}-{n}", key, offer.key, claims) for n, (offer, claims) in enumerate(launched)]
+    # In another order: ids of instances are drawn.
+    coming = [replace(one, instance=f"{n * 7 % 11:02d}-{one.instance}") for n, one in enumerate(coming)]
+    had = {key: sum(one.pool == key for one in coming) for key in pools}
+    again = grow(pools, had, waiting, coming, _OFFERS, refused)
+    assert again.launch == {}
+    assert again.claims == {one.instance: one.claims for one in coming if one.claims}
+    served: Counter[str] = Counter()
+    for one in coming:
+        tasks = [(jobs[int(name[1:])][k], count) for name, row in one.claims.items() for k, count in enumerate(row)]
+        assert sum(j.gpus_per_task * count for j, count in tasks) <= SHAPE.gpus
+        assert sum(j.cpus_milli_per_task * count for j, count in tasks) <= SHAPE.cpus_milli
+        assert all(one.offer[2] in j.capacity for j, count in tasks if count)
+        served.update({name: sum(row) for name, row in one.claims.items()})
+    assert all(count == sum(j.tasks for j in jobs[int(name[1:])]) for name, count in served.items())

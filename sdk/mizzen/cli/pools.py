@@ -56,7 +56,7 @@ _INSTANCE_COLUMNS = (
     Column("PROVIDER", lambda i: i["provider"], wide=True),
     Column("AS", lambda i: i["native_id"], wide=True),
     Column("MACHINE", lambda i: i["machine"], wide=True),
-    Column("WANTED BY", lambda i: i["wanted_by"], drop=6),
+    Column("WANTED BY", lambda i: ", ".join(i["wanted_by"]), drop=6),
     Column("WHY", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
 )
 

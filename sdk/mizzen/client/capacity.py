@@ -55,8 +55,8 @@ class Instance(TypedDict):
     ending: Reason | None
     """Why it is to end."""
     native_id: str | None
-    wanted_by: str | None
-    """The workload that waits for it."""
+    wanted_by: list[str]
+    """The workloads that wait for it."""
     machine: str | None
     requested_at: str
     expected_at: str | None
