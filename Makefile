@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment clean
+.PHONY: setup demo demo-bursting test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment experiment-pools clean
 
 setup: $(VENV)/.ready
 
@@ -101,6 +101,12 @@ OUT ?= .experiment
 experiment: setup $(VENV)/.compiled
 	@test -n '$(DATA)' || { echo "make experiment DATA=FOLDER: the folder with philly.csv and the two files of openb" >&2; exit 2; }
 	@$(BIN)/python -m experiments --data '$(DATA)' --out '$(OUT)' $(if $(BEFORE),--before '$(BEFORE)') $(ARGS)
+
+# The same scheduler on a fleet for the peak, and on half of the demand with pools (docs/experiments-pools.md): DATA has the
+# folders ml-jobs, spot-availability and prices. Half an hour.
+experiment-pools: setup $(VENV)/.compiled
+	@test -n '$(DATA)' || { echo "make experiment-pools DATA=FOLDER: with ml-jobs, spot-availability and prices" >&2; exit 2; }
+	@$(BIN)/python -m experiments.pools --data '$(DATA)' --out '$(OUT)' $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -85,18 +85,28 @@ def grow(
         refused: keys of offers that were refused lately, which are not asked now.
     """
     stock = _Stock(idle, offers)
-    left = {key: pool.most - had.get(key, 0) for key, pool in pools.items()}
+    left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
+    taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
+    launched = 0
+    in_vain: dict[tuple[tuple[JobRequest, ...], frozenset[str]], int] = {}
+    """What was asked for without success, with how many machines had been launched: only those make more room."""
     for shortage in [one for one in shortages if not stock.keep(one)]:
+        asked = shortage.jobs, shortage.regions
+        if in_vain.get(asked) == launched:
+            continue
         found = [
             served
-            for key, pool in sorted(pools.items())
-            if pool.region in shortage.regions
-            and (served := _serve(pool, shortage.jobs, stock, offers, refused, left[key])) is not None
+            for key, takes in taken
+            if key[0] in shortage.regions
+            and (served := _serve(key, shortage.jobs, stock, takes, refused, left[key])) is not None
         ]
-        if found:
-            best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
-            left[best.pool] -= len(best.launched)
-            stock.take(shortage, best)
+        if not found:
+            in_vain[asked] = launched
+            continue
+        best = min(found, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool))
+        left[best.pool] -= len(best.launched)
+        launched += len(best.launched)
+        stock.take(shortage, best)
     return stock.growth()
 
 
@@ -201,22 +211,24 @@ class _Served:
 
 
 def _serve(
-    pool: Pool,
+    pool: PoolKey,
     jobs: Sequence[JobRequest],
     stock: _Stock,
     offers: Sequence[Offer],
     refused: Collection[OfferKey],
     most: int,
 ) -> _Served | None:
-    """With `most` launches at most; None: some job fits on nothing that this pool may take now."""
-    out = _Served(pool.key, jobs)
+    """On offers that the pool takes, with `most` launches at most; None: some job fits on nothing that it may take."""
+    out = _Served(pool, jobs)
     for number, job in enumerate(jobs):
         found = []
         for offer in offers:
-            if not pool.takes(offer) or (job.capacity and offer.kind.value not in job.capacity):
+            if job.capacity and offer.kind.value not in job.capacity:
                 continue
-            machines = [*stock.open(pool.key, offer), *(one for one in out.launched if one.offer.key == offer.key)]
-            filled = _fill(job, pool.key, offer, [(machine, out.room(machine)) for machine in machines])
+            if job.gpus_per_task and offer.shape.gpu_type not in job.gpu_types:
+                continue
+            machines = [*stock.open(pool, offer), *(one for one in out.launched if one.offer.key == offer.key)]
+            filled = _fill(job, pool, offer, [(machine, out.room(machine)) for machine in machines])
             if filled is None:
                 continue
             on, launched = filled

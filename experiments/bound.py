@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
-from experiments.replay import scene_of
+from experiments.replay import fitting, scene_of
 from simulation.fleet import supply
 
 BUCKET_S = 900.0
@@ -79,6 +79,7 @@ def _flow(workloads: Sequence[Fluid], slots: int, until_s: float) -> int:
 def bound(folder: Path) -> dict[str, float]:
     """Of a case, over its whole time: level to the GPU hours that it and those above it can work at most."""
     facts, scene = scene_of(folder)
+    scene = fitting(scene)
     fluids = [
         Fluid(w.level, w.arrives_s, w.duration_s, w.gpus, w.jobs[0].gpu_types[0]) for w in scene.workloads if w.gpus
     ]

@@ -20,6 +20,8 @@ from simulation.scenario import Span, from_trace
 from simulation.stage import Happened
 from simulation.workloads import Hardware, Workload
 
+MACHINES = ("usd", "usd_by", "pools", "interruptions", "available_gpu_hours", "lost_gpu_hours_by")
+"""Of the simulator's own accounts, what machines cost and how they came and went; earlier commits say less."""
 COLUMNS = ("level", "gpus", "within_quota", "wait_s", "ended", "provisioning_s")
 """Of a wait: of what workload; how long; whether it had ended; how long the provisioning was that ended it."""
 
@@ -130,21 +132,30 @@ def _type(w: Workload) -> str:
     return w.jobs[0].gpu_types[0] if w.gpus else ""
 
 
-def scene_of(folder: Path) -> tuple[dict[str, Any], Scenario]:
-    """What is known of a case, and its scenario without the workloads that would fit nowhere."""
+def scene_of(folder: Path, fleet: str = "fleet.yaml") -> tuple[dict[str, Any], Scenario]:
+    """What is known of a case, and its scenario on one of its fleets."""
     facts = json.loads((folder / "case.json").read_text())
     scene = from_trace(
-        folder / "fleet.yaml", str(folder / "trace.csv"), seed=facts["seed"], until_s=facts["until_s"],
+        folder / fleet, str(folder / "trace.csv"), seed=facts["seed"], until_s=facts["until_s"],
         span=Span(facts["from_s"], facts["until_s"]), measured=Span(facts["measure_from_s"], facts["measure_to_s"]),
     )  # fmt: skip
+    return facts, scene
+
+
+def fitting(scene: Scenario) -> Scenario:
+    """The scenario without the workloads that its machines could not hold if they were empty."""
     hardware = Hardware(scene.machines)
-    fitting = [w for w in scene.workloads if all(hardware.regions_for(job) for job in w.jobs)]
-    return facts, replace(scene, workloads=fitting)
+    return replace(scene, workloads=[w for w in scene.workloads if all(map(hardware.regions_for, w.jobs))])
 
 
 def replay(folder: Path, policy: str) -> dict[str, Any]:
-    """Runs one policy, and says what came of it: waits that began in the measured span, work over the whole time."""
+    """Runs one policy on a case, without the workloads that would fit nowhere; see `outcome`."""
     facts, scene = scene_of(folder)
+    return outcome(facts, fitting(scene), policy)
+
+
+def outcome(facts: dict[str, Any], scene: Scenario, policy: str) -> dict[str, Any]:
+    """Runs one policy, and says what came of it: waits that began in the measured span, work over the whole time."""
     watch = Watch(list(scene.workloads), facts["quotas"])
     began_s = time.perf_counter()
     run = Run(scene, POLICIES[policy], follow=watch).go()
@@ -176,6 +187,8 @@ def replay(folder: Path, policy: str) -> dict[str, Any]:
         },
         "worked_gpu_h": _by_level((w, (to - since) * w.gpus) for w, since, to in watch.worked),
         "finished_gpu_h": _by_level((w, w.duration_s * w.gpus) for at_s, w in watch.finished if from_s <= at_s < to_s),
+        "machines": {name: report["run"].get(name) for name in MACHINES},
+        "hourly_gpu_h": {name: report["hourly"].get(name) for name in ("available_gpu_hours", "held_gpu_hours")},
         "preemptions": sum(from_s <= at_s < to_s for at_s in watch.evictions),
         "lost_gpu_h": sum(gpu_s for at_s, gpu_s in watch.lost if from_s <= at_s < to_s) / 3600,
     }

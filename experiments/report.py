@@ -16,6 +16,7 @@ from experiments.cases import (
     TRACES,
     cases,
 )
+from experiments.documents import table, write_between
 from experiments.pictures import draw
 from experiments.summary import Misses, Outcome, bound_gpu_h, load, misses, wait_figures
 from simulation.words import listed
@@ -40,12 +41,8 @@ def write_report(out: Path, report: Path) -> None:
     found = load(out, chosen, _ALL)
     if not found:
         return
-    report.parent.mkdir(parents=True, exist_ok=True)
-    before = report.read_text() if report.exists() else f"# Experiments\n\n{BEGIN}\n{END}\n"
-    head, _, rest = before.partition(BEGIN)
-    tail = rest.partition(END)[2]
     pictures = draw(found, report.parent / "experiments")
-    report.write_text(head + BEGIN + "\n\n" + "\n\n".join(_tables(out, found, pictures)) + "\n\n" + END + tail)
+    write_between(report, BEGIN, END, "\n\n".join(_tables(out, found, pictures)))
 
 
 def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Iterable[str]:
@@ -82,7 +79,7 @@ def _before(found: Sequence[Outcome]) -> str:
                         old, new = (misses(of, until, avoidable=avoidable) for of in (was, is_))
                         cells += [_percent(old), _percent(new), _times(new.percent, old.percent)]
                     rows.append(cells)
-    return _table(
+    return table(
         (
             "",
             "load",
@@ -112,7 +109,7 @@ def _joint(found: Sequence[Outcome]) -> str:
                         cells += [figure(one), figure(joint)]
                     shorter = sum(_mean_wait_s([b]) < _mean_wait_s([a]) for a, b in zip(one, joint, strict=True))
                     rows.append([*cells, f"{shorter} of {len(one)}"])
-    return _table(
+    return table(
         (
             "",
             "load",
@@ -141,7 +138,7 @@ def _misses(here: Sequence[Outcome]) -> str:
         ]
 
     rows = [[name, f"{load_:g}", *cell(of)] for load_, name, of in _rows(here)]
-    return "Objectives of levels 1 and 2 that were missed, % (of each seed):\n\n" + _table(
+    return "Objectives of levels 1 and 2 that were missed, % (of each seed):\n\n" + table(
         ("policy", "load", "until the award", "within quota", "until running", "within quota", "avoidable"), rows
     )
 
@@ -159,7 +156,7 @@ def _waits(here: Sequence[Outcome], until: str, groups: Mapping[str, Sequence[in
         ]  # fmt: skip
         rows.append([name, f"{load_:g}", *(" / ".join(map(_seconds, cell)) if cell else "-" for cell in cells)])
     by = "GPUs of the gang" if by_size else "level"
-    return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + _table(("policy", "load", *groups), rows)
+    return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + table(("policy", "load", *groups), rows)
 
 
 def _hours(out: Path, here: Sequence[Outcome]) -> str:
@@ -178,7 +175,7 @@ def _hours(out: Path, here: Sequence[Outcome]) -> str:
                 f"{100 * sum(o.body['allocation_rate'] or 0 for o in of) / len(of):.1f}",
             ]
         )  # fmt: skip
-    return "Work, of what the fluid bound allows; the others are means of a seed:\n\n" + _table(
+    return "Work, of what the fluid bound allows; the others are means of a seed:\n\n" + table(
         ("policy", "load", "levels 1 and 2", "all", "GPU h finished", "preemptions", "GPU h lost", "allocated %"), rows
     )
 
@@ -218,11 +215,6 @@ def _rows(here: Sequence[Outcome]) -> Iterable[tuple[float, str, list[Outcome]]]
             of = [o for o in here if o.policy == policy and o.case.load == load_]
             if of:
                 yield load_, policy, of
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _percent(of: Misses) -> str:

@@ -5,49 +5,19 @@ import os
 import random
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from ortools.linear_solver import pywraplp
 
 from experiments.bound import BUCKET_S, Fluid, bound, most_gpu_h
-from experiments.cases import BY_TENANT, DATA, FEW_REGIONS, HOUR_S, MIXED, POLICIES, Case, Sizes, case_of, cases
+from experiments.cases import BY_TENANT, DATA, FEW_REGIONS, HOUR_S, MIXED, POLICIES, Case, case_of, cases
 from experiments.replay import replay
 from experiments.report import BEGIN, END, write_report
 from experiments.scenes import build, windows
 from experiments.summary import Outcome, Wait, misses
 from simulation.trace.reading import read_trace
-
-SHORT = Sizes(warm_up_s=HOUR_S, measured_s=2 * HOUR_S, after_s=HOUR_S, machines=8)
-BURST_H = 20
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two days in the forms of both traces; gangs come in the 20th and 21st hour, one in the fifth."""
-    folder = tmp_path_factory.mktemp("traces")
-    chance = random.Random(5)
-    begin = datetime(2017, 10, 3)
-    philly = ["timestamp,duration,num_gpus,gpu_time,cluster"]
-    pods = [
-        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
-    ]
-    for k in range(700):
-        at_s = chance.uniform(0, 48 * HOUR_S)
-        gang = BURST_H * HOUR_S <= at_s < (BURST_H + 2) * HOUR_S and k % 2 == 0
-        gpus, duration_s = (8 if gang else chance.choice((1, 1, 2))), chance.choice((300.0, 3000.0, 9000.0))
-        stamp = (begin + timedelta(seconds=int(at_s))).isoformat(sep=" ")
-        philly.append(f"{stamp},{duration_s},{gpus},{gpus * duration_s},{chance.choice('abcdef')}")
-        qos = chance.choice(("LS", "BE", "Burstable", "Guaranteed"))
-        pods.append(f"pod-{k},4000,8192,{gpus},1000,,{qos},Succeeded,{at_s:.0f},{at_s + duration_s:.0f},{at_s:.0f}")
-    philly.append(f"{(begin + timedelta(hours=5)).isoformat(sep=' ')},300.0,16,4800,a")
-    nodes = ["sn,cpu_milli,memory_mib,gpu,model"]
-    nodes += [f"n{k},96000,393216,8,{'G2' if k % 3 else 'V100'}" for k in range(30)] + ["odd,8000,61440,1,P100"]
-    (folder / "philly.csv").write_text("\n".join(philly) + "\n")
-    (folder / "openb_pod_list_default.csv").write_text("\n".join(pods) + "\n")
-    (folder / "openb_node_list_gpu_node.csv").write_text("\n".join(nodes) + "\n")
-    return folder
+from tests.experiments.conftest import BURST_H, SHORT
 
 
 @pytest.fixture(scope="module")
