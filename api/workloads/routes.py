@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query, Request, Response
-from sqlalchemy import false, select
+from sqlalchemy import or_, select
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
@@ -25,7 +25,7 @@ from api.workloads import reading
 from api.workloads.submission import admit, idempotency_key, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
-from domain.phases import QUEUED_PHASES, Phase
+from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import DryRunRequest, DryRunResult
 from domain.spec import WorkloadSpec
 from infra.db.models import Workload
@@ -147,8 +147,8 @@ def list_workloads(
     caller: Viewer,
     tenant: Annotated[str | None, Query(description="Only this tenant's")] = None,
     phase: Annotated[
-        list[Phase | Literal["held"]] | None,
-        Query(max_length=20, description="Only in one of these phases; `held`: queued and held"),
+        list[Phase | Literal["held", "live"]] | None,
+        Query(max_length=20, description="Only in one of these phases; `held`: queued and held; `live`: not ended"),
     ] = None,
     label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
     name: Annotated[str | None, Query(description="Only of this name")] = None,
@@ -162,7 +162,9 @@ def list_workloads(
             wanted = wanted.where(Workload.tenant == only)
     if phase:
         held = Workload.held_by.is_not(None) & Workload.phase.in_(sorted(QUEUED_PHASES))
-        wanted = wanted.where(Workload.phase.in_(phase) | (held if "held" in phase else false()))
+        live = Workload.phase.not_in(sorted(TERMINAL_PHASES))
+        also = {"held": held, "live": live}
+        wanted = wanted.where(or_(Workload.phase.in_(phase), *(also[name] for name in phase if name in also)))
     for pair in label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))
     if name is not None:

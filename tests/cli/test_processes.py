@@ -217,6 +217,7 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
     assert completed("mizzen regions set n", service.url) == ["plain,north"]
     assert completed("mizzen tenants set v", service.url) == ["plain,vision"]
     assert completed("mizzen ls --tenant v", service.url) == ["plain,vision"]
+    assert completed("mizzen ls --phase r", service.url) == ["plain,running"]
     assert completed("mizzen tables rm x", service.url) == []
     assert completed("mizzen machines un", service.url) == ["plain,uncordon", "plain,undrain"]
     save_contexts(Contexts("lab", {"lab": Context(service.url)}))

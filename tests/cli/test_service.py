@@ -219,7 +219,10 @@ def test_lists_are_filtered_and_cut(as_vision: Service, submit: Submit, capsys: 
     assert listed("--label", "n=1") == [ids[1]] == listed("--name", "many-1")
     assert listed("--live") == ids[:0:-1]
     assert listed("--phase", "succeeded", "--phase", "failed") == [ids[0]]
+    assert listed("--phase", "live", "--phase", "succeeded") == ids[::-1]
     assert listed("--limit", "0") == ids[::-1]
+    assert run(["ls", "--phase", "runing"]) == 2
+    assert "runing" in (err := capsys.readouterr().err) and "'running'" in err
     assert run(["ls", "--label", "of=many", "-n", "2", "-o", "name"]) == 0
     out, err = capsys.readouterr()
     assert out.split() == ids[:0:-1] and "more than 2" in err

@@ -9,8 +9,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.pages import show_page, why_page
-from mizzen.cli.session import WORKLOAD, Command, Session, complete_tenant, labels, say
-from mizzen.client.views import PHASES, TERMINAL_PHASES
+from mizzen.cli.session import WORKLOAD, Command, Session, complete_phase, complete_tenant, labels, say
 
 
 def _step(workload: Mapping[str, Any]) -> object:
@@ -45,7 +44,11 @@ _QUEUE_COLUMNS = (
 @click.command(cls=Command)
 @click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
 @click.option(
-    "--phase", "phases", multiple=True, type=click.Choice([*PHASES, "held"]), help="Only those in this phase (repeat)."
+    "--phase",
+    "phases",
+    multiple=True,
+    shell_complete=complete_phase,
+    help="Only those in this phase, held or live (repeat).",
 )
 @click.option("--live", is_flag=True, help="Only those that have not ended.")
 @click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Only with this label.")
@@ -65,7 +68,7 @@ def ls(
     if live and phases:
         raise click.UsageError("--live and --phase exclude each other")
     if live:
-        phases = tuple(phase for phase in PHASES if phase not in TERMINAL_PHASES)
+        phases = ("live",)
     one_more = limit + 1 if limit else None
     found = session.client.workloads(tenant=tenant, phases=phases, labels=labels_, name=name, limit=one_more)
     workloads = list(islice(found, limit) if limit else found)

@@ -232,6 +232,9 @@ complete_table = _completing(lambda client: [table["name"] for table in client.t
 complete_region = _completing(lambda client: [region["name"] for region in client.regions()])
 complete_pool = _completing(lambda client: [f"{p['region']}/{p['name']}" for p in client.pools()])
 complete_cluster = _completing(lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
+complete_phase = _completing(
+    lambda client: ["held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})]
+)
 TABLE = click.argument("name", shell_complete=complete_table)
 REGION = click.argument("region", shell_complete=complete_region)
 WORKLOAD = click.argument("workload", shell_complete=complete_workload)

@@ -3,21 +3,8 @@
 Times are ISO 8601 texts with a zone; sizes are bytes; an absent value is None.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict, get_args
+from typing import Any, Literal, NotRequired, TypedDict
 
-Phase = Literal[
-    "pending",
-    "placing",
-    "migrating",
-    "provisioning",
-    "running",
-    "checkpointing",
-    "preempted",
-    "succeeded",
-    "failed",
-    "cancelled",
-]
-PHASES: tuple[Phase, ...] = get_args(Phase)
 Role = Literal["viewer", "submitter", "operator"]
 
 TERMINAL_PHASES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
@@ -112,7 +99,7 @@ class Workload(TypedDict):
     name: str
     tenant: str
     labels: dict[str, str]
-    phase: Phase
+    phase: str
     reason: Reason | None
     attempt: int
     level: int
@@ -164,7 +151,7 @@ class Why(TypedDict):
     """Why a workload is where it is, or why it waits."""
 
     workload: str
-    phase: Phase
+    phase: str
     summary: str
     reasons: list[Reason]
     rank: int | None
