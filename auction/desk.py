@@ -12,7 +12,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from rms.arrays import F8, I8
-from rms.award import Award, award, revoke
+from rms.award import Award, award, check, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
@@ -91,8 +91,13 @@ class Desk:
             ValueError: it is not a plan for this workload.
         """
         self._ends_s = None
-        with self._reach(entry):
-            return award(self.region, plan, self._request(entry), self.region.now_s + entry.max_runtime_s)
+        request = self._request(entry)
+        if self._binds(entry):
+            with self._reach(entry):
+                check(self.region, plan, request)
+        # Of a machine it takes what is free first, as the award in the database does, which knows of no reservation.
+        # What was kept there comes back with the victims.
+        return award(self.region, plan, request, self.region.now_s + entry.max_runtime_s)
 
     def revoke(self, given: Award) -> None:
         """Takes an award back."""

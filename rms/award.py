@@ -43,6 +43,32 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
             a machine than is free there and held by its victims. Nothing has changed then.
         ValueError: the plan is not one for the request. Nothing has changed then.
     """
+    needs, takes = _shares(region, plan, request)
+    for row, taken in takes.items():
+        shift(region.machines, row, *(-amount for amount in taken))
+    victims = tuple(region.workload(victim) for victim in plan.victims)
+    awaited = {region.ids[row]: np.subtract(need, takes[row]) for row, need in needs.items()} if victims else {}
+    for victim in victims:
+        region.promises[victim.id] = Promise(plan.workload, _promised(victim, awaited))
+        region.put_running(replace(victim, evictable=False))
+    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken))
+    region.put_running(
+        RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s)
+    )
+    return Award(plan, victims)
+
+
+def check(region: Region, plan: Plan, request: PlacementRequest) -> None:
+    """Whether a plan could be awarded with what is free now; nothing changes.
+
+    Raises:
+        StalePlan, ValueError: as `award`.
+    """
+    _shares(region, plan, request)
+
+
+def _shares(region: Region, plan: Plan, request: PlacementRequest) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """What the plan needs of each machine, by row, and how much of that is free."""
     _check(region, plan, request)
     needs = _needs(region, plan, request)
     released = _released(region, plan)
@@ -57,18 +83,7 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
                     f"machine {region.ids[row]!r} has {free[column]} {name} free and {given[column]} held by the plan's"
                     f" victims, and the plan needs {need[column]}"
                 )
-    for row, taken in takes.items():
-        shift(region.machines, row, *(-amount for amount in taken))
-    victims = tuple(region.workload(victim) for victim in plan.victims)
-    awaited = {region.ids[row]: np.subtract(need, takes[row]) for row, need in needs.items()} if victims else {}
-    for victim in victims:
-        region.promises[victim.id] = Promise(plan.workload, _promised(victim, awaited))
-        region.put_running(replace(victim, evictable=False))
-    holdings = tuple(_holding(region.ids[row], taken) for row, taken in sorted(takes.items()) if any(taken))
-    region.put_running(
-        RunningWorkload(plan.workload, request.rank, region.now_s, holdings, None, evictable=False, ends_by_s=ends_by_s)
-    )
-    return Award(plan, victims)
+    return needs, takes
 
 
 def revoke(region: Region, given: Award) -> None:
