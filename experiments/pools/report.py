@@ -17,7 +17,7 @@ from simulation.pictures import COLOURS, STYLE
 from simulation.words import span
 
 BEGIN, END = "<!-- tables: written by `make experiment-pools` -->", "<!-- end of the tables -->"
-_LEVEL, _WAIT_S = 0, 3
+_LEVEL, _WITHIN, _WAIT_S = 0, 2, 3
 """Columns of a wait in an outcome (`experiments.replay.COLUMNS`)."""
 Found = Mapping[str, Sequence[Mapping[str, Any]]]
 """Fleet to its outcomes, one for each seed."""
@@ -31,6 +31,7 @@ def write_report(out: Path, report: Path) -> None:
         every[trace] = found = _load(out, trace)
         if found[PEAK]:
             parts += [f"### {trace}", f"Seeds: {len(found[PEAK])} of {len(SEEDS)}.", _costs(found), _waits(found)]
+            parts += [_waits(found, within_quota=True)]
             parts += [_worth(found), _losses(found)]
     if not parts:
         return
@@ -74,19 +75,26 @@ def _costs(found: Found) -> str:
     return table(head, rows)
 
 
-def _waits(found: Found) -> str:
+def _waits(found: Found, *, within_quota: bool = False) -> str:
     rows = []
     for fleet, of in found.items():
         cells = [FLEETS[fleet]]
         for levels in LEVELS.values():
-            waits = np.array([w[_WAIT_S] for one in of for w in one["waits"]["start"] if w[_LEVEL] in levels])
+            waits = np.array(
+                [
+                    w[_WAIT_S]
+                    for one in of
+                    for w in one["waits"]["start"]
+                    if w[_LEVEL] in levels and w[_WITHIN] >= within_quota
+                ]
+            )
             if not len(waits):
                 cells += ["", ""]
                 continue
             p50, p95, p99 = np.percentile(waits, (50, 95, 99), method="inverted_cdf")
             cells += [span(float(waits.mean())), " / ".join(span(float(p)) for p in (p50, p95, p99))]
         rows.append(cells)
-    head = ["waits until running"]
+    head = ["waits until running" + (", within quota" if within_quota else "")]
     for name in LEVELS:
         head += [f"levels {name}: mean", "P50 / P95 / P99"]
     return table(head, rows)

@@ -85,7 +85,7 @@ def test_the_report_has_them_side_by_side(found: Path, tmp_path: Path) -> None:
     write_report(found.parent, report)
     text = report.read_text()
     assert text.startswith("# Title\n\nBefore.") and text.endswith("After.\n") and "old" not in text
-    assert all(text.count(f"| {says} |") == 3 for says in FLEETS.values())
+    assert all(text.count(f"| {says} |") == 4 for says in FLEETS.values())
     assert (report.parent / "experiments" / "pools.svg").exists()
 
 
