@@ -9,7 +9,7 @@ new history: another order of steps would not fit what its history says. A versi
 history that needs it may be replayed (`temporal.keep_closed_s`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -175,5 +175,11 @@ def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
     return out
 
 
-NEXT_PHASES = next_phases(TABLES[LATEST])
-"""What the newest table allows. Versions that workflows still follow must not go other ways between phases."""
+def of_all_versions(tables: Iterable[Table]) -> dict[Phase, frozenset[Phase]]:
+    """Which phase may follow which by one of the tables: workflows that follow an older one go its ways."""
+    each = [next_phases(table) for table in tables]
+    return {phase: frozenset().union(*(allowed[phase] for allowed in each)) for phase in Phase}
+
+
+NEXT_PHASES = of_all_versions(TABLES.values())
+"""What some version allows."""

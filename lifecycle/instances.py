@@ -123,4 +123,6 @@ def next_instance_phases(table: InstanceTable) -> dict[InstancePhase, frozenset[
     return {phase: frozenset(following - {phase}) for phase, following in out.items()}
 
 
-NEXT_INSTANCE_PHASES = next_instance_phases(INSTANCE_TABLES[LATEST_INSTANCES])
+_EACH = [next_instance_phases(table) for table in INSTANCE_TABLES.values()]
+NEXT_INSTANCE_PHASES = {phase: frozenset().union(*(each[phase] for each in _EACH)) for phase in InstancePhase}
+"""What some version allows: workflows that follow an older one go its ways."""

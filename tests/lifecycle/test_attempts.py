@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
-from lifecycle.attempts import END_PHASES, FIRST, LATEST, NEXT_PHASES, TABLES, End, Event, Row, Step, Table, next_phases
+from lifecycle.attempts import (
+    END_PHASES,
+    FIRST,
+    LATEST,
+    NEXT_PHASES,
+    TABLES,
+    End,
+    Event,
+    Row,
+    Step,
+    Table,
+    next_phases,
+    of_all_versions,
+)
 from lifecycle.pages import endings, picture, steps
 
 TABLE = TABLES[LATEST]
@@ -70,6 +83,15 @@ def test_phases_follow_from_the_table_alone() -> None:
     following = next_phases(edited)
     assert following[Phase.PLACING] == NEXT_PHASES[Phase.PLACING] - {Phase.PROVISIONING}
     assert following[Phase.PROVISIONING] == NEXT_PHASES[Phase.PROVISIONING] | {Phase.CHECKPOINTING}
+
+
+def test_a_newer_table_takes_no_way_from_workflows_that_follow_an_older_one() -> None:
+    """A version that shows another phase in a step adds its ways; those of the version before stay allowed."""
+    newer: dict[Step, Row] = {**TABLE, Step.PREPARE: replace(TABLE[Step.PREPARE], phase=Phase.PLACING)}
+    assert Phase.PROVISIONING not in next_phases(newer)[Phase.PLACING]
+    both = of_all_versions([TABLE, newer])
+    for table in (TABLE, newer):
+        assert all(allowed <= both[phase] for phase, allowed in next_phases(table).items())
 
 
 def test_phases_are_sorted_into_three_kinds() -> None:
