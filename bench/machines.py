@@ -1,8 +1,8 @@
 """machines: what machines without work cost the control plane, and how soon the loss of one is noticed.
 
 One `mizzen up` with default settings, once with one machine and once with 300, each with an agent of its own. CPU is
-user and system time of Temporal, the worker and Postgres (the agents' own is told, and is no part of it) for a stretch
-in which nothing is asked for; the line is what 299 machines add. Then a machine is powered off, and the time until it
+user and system time of Temporal, the worker and Postgres while nothing is asked for; the line is what 299 machines add.
+The agents' own CPU time is shown beside it and does not count. Then a machine is powered off, and the time until it
 counts as lost is compared with what the settings promise (`heartbeat_timeout_s` and `node_lost_after_s`).
 
     python -m bench.machines --machines 50 --idle-s 30 --settle-s 20      # a short form

@@ -87,7 +87,8 @@ class Instance:
     phase: InstancePhase
     busy: bool
     """Something is held on its machine."""
-    offer: OfferKey
+    offer: Offer
+    """As it was when the instance was asked for."""
     usable: bool = True
     """It is on its way, or its machine takes work."""
     idle_s: float | None = None

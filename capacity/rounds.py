@@ -31,7 +31,7 @@ class Round:
     claims: dict[str, Claims] = field(default_factory=dict)
     """Instance that is idle or on its way to the workloads that wait for it; no other is waited for."""
     lacks: dict[PoolKey, Changes] = field(default_factory=dict)
-    """Pools that get less than their size or buffer: nobody can be asked for the rest now."""
+    """Pools that stay below their size or buffer, since no offer for the rest can be asked for now."""
 
 
 def plan_round(
@@ -103,7 +103,7 @@ def _grow(
         if one.usable and not one.busy
     ]
     sized = {f"{key} {n}": (key, n) for key, all_ in out.launch.items() for n in range(len(all_))}
-    idle += [Idle(name, key, out.launch[key][n].offer.key) for name, (key, n) in sized.items()]
+    idle += [Idle(name, key, out.launch[key][n].offer) for name, (key, n) in sized.items()]
     growth = grow(pools, had, shortages, idle, offers, refused)
     for name, claims in growth.claims.items():
         if name in sized:

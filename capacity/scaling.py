@@ -2,7 +2,7 @@
 
 What waits takes room on machines that stand idle, are on their way or are just being launched for others, in the order
 of the queue; only what is then missing is launched. Small workloads share machines, as they will when they are placed.
-Whoever waited for a machine keeps it. So one shortage is one launch, however often it is looked at.
+A workload keeps the machines that it waits for from one look to the next, so a shortage is launched for only once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Idle:
 
     instance: str
     pool: PoolKey
-    offer: OfferKey
+    offer: Offer
     claims: Claims = field(default_factory=dict)
     """Who waited for it at the last look."""
 
@@ -73,18 +73,18 @@ def grow(
 
     A workload gets all that it needs from one pool, or nothing: within the pool's maximum, of offers that the pool and
     the workload's document allow. Each job gets the offer for which least is to be launched in US dollars an hour; then
-    the one whose machines cost least. Pools are chosen in the same way. Whoever waited for machines that are all still
-    there keeps them, before anybody else is looked at.
+    the one whose machines cost least. Pools are chosen in the same way. First of all, a
+    workload whose machines of the last look are all still there keeps them, also while their provider is silent.
 
     Args:
         pools: those that may grow, and others.
         had: machines that each pool has or is about to have.
         shortages: in the order of the queue.
         idle: machines without work, of all pools.
-        offers: of all providers.
+        offers: of all providers that answer.
         refused: keys of offers that were refused lately, which are not asked now.
     """
-    stock = _Stock(idle, offers)
+    stock = _Stock(idle)
     left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
     taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
     launched = 0
@@ -121,20 +121,18 @@ class _Machine:
 
 
 class _Stock:
-    """Machines with room for what waits: those that are there or on their way, and those that are to be launched."""
+    """Machines on which what waits could run: idle ones, those that are on their way, and those to be launched."""
 
-    def __init__(self, idle: Sequence[Idle], offers: Sequence[Offer]) -> None:
-        by_key = {offer.key: offer for offer in offers}
+    def __init__(self, idle: Sequence[Idle]) -> None:
         self._machines: list[_Machine] = []
         self._open: dict[tuple[PoolKey, OfferKey], list[_Machine]] = {}
         """Those with room, the ones that others share first."""
         self._before: dict[str, list[tuple[_Machine, tuple[int, ...]]]] = {}
         for one in sorted(idle, key=lambda one: one.instance):
-            if one.offer in by_key:
-                machine = _Machine(one.pool, by_key[one.offer], one.instance)
-                self._add(machine)
-                for workload, tasks in one.claims.items():
-                    self._before.setdefault(workload, []).append((machine, tasks))
+            machine = _Machine(one.pool, one.offer, one.instance)
+            self._add(machine)
+            for workload, tasks in one.claims.items():
+                self._before.setdefault(workload, []).append((machine, tasks))
 
     def _add(self, machine: _Machine) -> None:
         self._machines.append(machine)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from activities.capacity.clusters import make_cluster, set_prices
 from activities.capacity.refusals import refusal_reason
 from activities.capacity.shortages import read_shortages
-from capacity.offers import Offer, OfferKey
+from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
 from capacity.scaling import Claims
@@ -138,7 +138,9 @@ def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
             row.idle_since = func.now() if row.idle_since is None else None
         idle = float(idle_s) if idle_s is not None and is_ready and not is_busy else None
         takes_work = machine is not None and machine.state == "ready" and not (machine.cordon or machine.draining)
-        offer = row.provider, row.zone, row.kind, row.machine_type
+        shape = Shape(row.machine_type, row.gpus, row.gpu_type, row.cpus_milli, row.memory_bytes)
+        kind = CapacityKind(row.kind)
+        offer = Offer(row.provider, row.region, row.zone, kind, shape, row.usd_per_h, start_s=0.0)
         instance = Instance(
             row.id,
             InstancePhase(row.phase),

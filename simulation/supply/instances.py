@@ -64,4 +64,4 @@ class Bought:
         is_ready = self.step is InstanceStep.SERVE
         idle_s = now_s - self.idle_since_s if is_ready and self.idle_since_s < inf else None
         is_busy = is_ready and idle_s is None
-        return Instance(self.id, phase, is_busy, self.offer.key, idle_s=idle_s, claims=self.claims)
+        return Instance(self.id, phase, is_busy, self.offer, idle_s=idle_s, claims=self.claims)

@@ -20,7 +20,7 @@ POOL = Pool("west", "burst", 2)
 
 def instance(number: int, phase: InstancePhase = InstancePhase.READY, *, busy: bool = False) -> Instance:
     """An instance; greater numbers are younger."""
-    return Instance(f"in-{number}", phase, busy, CHEAP.key)
+    return Instance(f"in-{number}", phase, busy, CHEAP)
 
 
 def test_what_is_missing_is_launched_where_it_is_cheapest() -> None:

@@ -18,17 +18,17 @@ OFFERS = [CHEAP, DEAR]
 
 def idle(number: int, seconds: float = 0.0) -> Instance:
     """A machine without work."""
-    return Instance(f"in-{number}", InstancePhase.READY, False, CHEAP.key, idle_s=seconds)
+    return Instance(f"in-{number}", InstancePhase.READY, False, CHEAP, idle_s=seconds)
 
 
 def busy(number: int) -> Instance:
     """A machine that works."""
-    return Instance(f"in-{number}", InstancePhase.READY, True, CHEAP.key)
+    return Instance(f"in-{number}", InstancePhase.READY, True, CHEAP)
 
 
 def joining(number: int, offer: Offer = CHEAP) -> Instance:
     """A machine that is on its way."""
-    return Instance(f"in-{number}", InstancePhase.JOINING, False, offer.key)
+    return Instance(f"in-{number}", InstancePhase.JOINING, False, offer)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_one_shortage_is_one_launch() -> None:
     waiting = [shortage("first", job(2)), shortage("second")]
     grown = grow({KEY: POOL}, {}, waiting, [], [DEAR, CHEAP])
     assert grown.launch == {KEY: [(CHEAP, {"first": (1,)}), (CHEAP, {"first": (1,)}), (CHEAP, {"second": (1,)})]}
-    idle = [Idle(f"in-{n}", KEY, CHEAP.key) for n in range(3)]
+    idle = [Idle(f"in-{n}", KEY, CHEAP) for n in range(3)]
     again = grow({KEY: POOL}, {KEY: 3}, waiting, idle, [DEAR, CHEAP])
     assert again.launch == {}
     assert again.claims == {"in-0": {"first": (1,)}, "in-1": {"first": (1,)}, "in-2": {"second": (1,)}}
@@ -85,8 +85,11 @@ def test_who_waited_for_a_machine_keeps_it() -> None:
     waiting = [shortage("a"), shortage("b", job(capacity=("on_demand",)))]
     first = grow({KEY: POOL}, {}, waiting, [], offers)
     assert first.launch == {KEY: [(cheap_is_later, {"a": (1,)}), (DEAR, {"b": (1,)})]}
-    coming = [Idle(f"in-{n}", KEY, offer.key, claims) for n, (offer, claims) in enumerate(first.launch[KEY])]
+    coming = [Idle(f"in-{n}", KEY, offer, claims) for n, (offer, claims) in enumerate(first.launch[KEY])]
     assert grow({KEY: POOL}, {KEY: 2}, waiting, coming, offers).launch == {}
+    silent = grow({KEY: POOL}, {KEY: 2}, waiting, coming, [replace(DEAR, provider="other")])
+    assert silent.launch == {}  # Their provider does not answer now; what it has launched is on its way all the same.
+    assert silent.claims == {one.instance: one.claims for one in coming}
 
 
 def test_a_gang_gets_all_or_nothing_within_the_maximum() -> None:
@@ -169,14 +172,14 @@ def test_looked_at_again_nothing_more_is_launched(
     other = (KEY[0], "other")
     pools = {KEY: replace(POOL, max_size=most[0]), other: replace(POOL, name="other", max_size=most[1])}
     waiting = [shortage(f"w{n}", *some) for n, some in enumerate(jobs)]
-    idle = [Idle(f"in-{n}", KEY if n % 2 else other, offer.key) for n, offer in enumerate(there)]
+    idle = [Idle(f"in-{n}", KEY if n % 2 else other, offer) for n, offer in enumerate(there)]
     had = {key: sum(one.pool == key for one in idle) for key in pools}
     grown = grow(pools, had, waiting, idle, _OFFERS, refused)
     coming = [replace(one, claims=grown.claims.get(one.instance, {})) for one in idle]
     for key, launched in grown.launch.items():
         assert had[key] + len(launched) <= (pools[key].max_size or 0)
         assert all(offer.key not in refused for offer, _ in launched)
-        coming += [Idle(f"jn-{key}-{n}", key, offer.key, claims) for n, (offer, claims) in enumerate(launched)]
+        coming += [Idle(f"jn-{key}-{n}", key, offer, claims) for n, (offer, claims) in enumerate(launched)]
     # In another order: ids of instances are drawn.
     coming = [replace(one, instance=f"{n * 7 % 11:02d}-{one.instance}") for n, one in enumerate(coming)]
     had = {key: sum(one.pool == key for one in coming) for key in pools}
@@ -188,6 +191,6 @@ def test_looked_at_again_nothing_more_is_launched(
         tasks = [(jobs[int(name[1:])][k], count) for name, row in one.claims.items() for k, count in enumerate(row)]
         assert sum(j.gpus_per_task * count for j, count in tasks) <= SHAPE.gpus
         assert sum(j.cpus_milli_per_task * count for j, count in tasks) <= SHAPE.cpus_milli
-        assert all(one.offer[2] in j.capacity for j, count in tasks if count)
+        assert all(one.offer.kind.value in j.capacity for j, count in tasks if count)
         served.update({name: sum(row) for name, row in one.claims.items()})
     assert all(count == sum(j.tasks for j in jobs[int(name[1:])]) for name, count in served.items())
