@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,17 @@ def dev_server(port: int) -> Iterator[None]:
         process.wait()
 
 
+def run_of(root: Path, job: str = "main", task: int = 0) -> RunFolder:
+    """A task whose folder is in `root`, of a workload that no other `root` has.
+
+    Tests run beside one another, and closing the books of a lost task kills whatever has its run id on this machine.
+    """
+    return RunFolder(root / f"{job}.{task}", f"wl-{sha256(os.fsencode(root)).hexdigest()[:12]}", 1, job, task)
+
+
 def run_folder(root: Path, job: str = "main", task: int = 0) -> RunFolder:
     """An empty folder for a task."""
-    run = RunFolder(root / f"{job}.{task}", "wl-test", 1, job, task)
+    run = run_of(root, job, task)
     run.work.mkdir(parents=True)
     run.report.parent.mkdir()
     return run

@@ -105,7 +105,7 @@ def test_what_arrives_is_the_masked_whole(
             ship(final=False)
     while not stream.done:
         ship(final=True)
-    text, complete = read_log(f"file://{root}/bucket", log_prefix("wl-test", 1, "main", 0))
+    text, complete = read_log(f"file://{root}/bucket", log_prefix(run.workload_id, 1, "main", 0))
     assert complete and shipped(run)
     assert text == Masker(secrets).mask(written)
 
@@ -305,4 +305,4 @@ def test_no_output_has_an_end(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     tasks.request_stop(run, 0, told=True)
     stream_of(run, tmp_path).ship(final=True)
-    assert read_log(f"file://{tmp_path}/bucket", log_prefix("wl-test", 1, "main", 0)) == (b"", True)
+    assert read_log(f"file://{tmp_path}/bucket", log_prefix(run.workload_id, 1, "main", 0)) == (b"", True)

@@ -15,7 +15,7 @@ from agent import shim, starting, tasks, zygote
 from agent.processes import Identity
 from agent.starting import start_shim
 from agent.tasks import RunFolder, State
-from tests.agent.harness import ended, processes_of, python, run_folder, task_launch, until, zygotes
+from tests.agent.harness import ended, processes_of, python, run_folder, run_of, task_launch, until, zygotes
 
 AGENT = """
 import sys
@@ -147,7 +147,7 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
         os.killpg(agent.pid, signal.SIGKILL)
         agent.communicate()
     until(lambda: not of_agent.alive())
-    run = RunFolder(tmp_path / "main.0", "wl-test", 1, "main", 0)
+    run = run_of(tmp_path)
     assert tasks.look(run) is State.RUNNING
     (run.work / "go").touch()
     assert ended(run).exit_code == 7

@@ -61,7 +61,7 @@ def test_killed_at_random_while_it_saves_on_and_on(tmp_path: Path, fork: Callabl
                 tell(number.to_bytes(4, "big"))
 
         child = fork(work)
-        first = os.read(child.pipe, 4)
+        first = b"".join(os.read(child.pipe, 4) for _ in range(1 + attempt % 2))
         time.sleep(chance.random() * 0.02)
         os.kill(child.pid, signal.SIGKILL)
         assert child.end() == -signal.SIGKILL
@@ -72,4 +72,4 @@ def test_killed_at_random_while_it_saves_on_and_on(tmp_path: Path, fork: Callabl
         assert loaded is not None and loaded.step == found.step
         assert loaded.state == _state(loaded.step, 50_000)
         step = loaded.step
-    assert step > 40
+    assert step >= 60
