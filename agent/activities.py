@@ -32,6 +32,7 @@ from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
 from domain.blame import LaunchError
 from domain.protocol import (
+    DETACHED,
     Activity,
     Attend,
     NodeHeartbeat,
@@ -383,7 +384,7 @@ def _detaching() -> Iterator[None]:
             raise
         raise ApplicationError(
             "the agent let go of the tasks, which go on",
-            type="Detached",
+            type=DETACHED,
             next_retry_delay=timedelta(seconds=1),
             category=ApplicationErrorCategory.BENIGN,
         ) from None

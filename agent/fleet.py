@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
 from infra.beat import EVERY_S, LOOP, Beat, Ear
 from infra.config import TemporalSettings
+from infra.exits import end_process
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _MAX_RESTART_PAUSE_S = 10.0
@@ -195,9 +195,7 @@ def _start(child: _Child, temporal: TemporalSettings) -> None:
     except BaseException:
         _log.exception("agent of %s", child.config.machine)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # Without waiting for a bucket that does not answer.
+        end_process(code)
 
 
 def _reap(children: list[_Child]) -> None:

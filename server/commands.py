@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from infra.errors import ConfigurationError, MizzenError, StackError
+from infra.exits import end_process
 
 if TYPE_CHECKING:
     from infra.config import Settings
@@ -101,15 +102,20 @@ def _settings(options: dict[str, Any], **more: Any) -> "Settings":
     return load_settings(options.get("config"), {"database": options.get("database"), "temporal": temporal, **more})
 
 
-def run_command(work: Callable[[], Any]) -> None:
+def run_command(work: Callable[[], Any], end: Callable[[int], Any] = sys.exit) -> None:
     """Runs a command's work; an error that is meant for the operator is one line and an exit code of its kind."""
     try:
-        code = work()
+        code = work() or 0
     except MizzenError as error:
         click.echo(f"mizzen: {error}", err=True)
         kinds = {ConfigurationError: EXIT_USAGE, StackError: EXIT_UNAVAILABLE}
-        sys.exit(next((code for kind, code in kinds.items() if isinstance(error, kind)), EXIT_FAILED))
-    sys.exit(code or 0)
+        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), EXIT_FAILED)
+    end(code)
+
+
+def serve_command(work: Callable[[], Any]) -> None:
+    """`run_command` for a process that connects to Temporal."""
+    run_command(work, end_process)
 
 
 @click.command()
@@ -135,7 +141,7 @@ def up(**options: Any) -> None:
         "temporal": {"port": options["temporal_port"], "ui_port": options["temporal_ui_port"]},
     }
     forget = options["forget_unreadable_secrets"]
-    run_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
+    serve_command(lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget)))
 
 
 @click.command()
@@ -147,7 +153,7 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
     from server.demo.run import run_demo
 
     _log_to_stderr("ERROR")
-    run_command(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
+    serve_command(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
 
 
 @click.command()
@@ -172,7 +178,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
     from activities.roles import run_worker
 
     _log_to_stderr()
-    run_command(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
+    serve_command(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
 
 
 @click.command()
@@ -200,7 +206,7 @@ def agent(**options: Any) -> None:
     from server.agents import run_agent
 
     _log_to_stderr()
-    run_command(lambda: run_agent(_settings(options), options))
+    serve_command(lambda: run_agent(_settings(options), options))
 
 
 @click.command()
@@ -225,7 +231,7 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     from api.serve import serve
 
     _log_to_stderr()
-    run_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
+    serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 
 @click.command()

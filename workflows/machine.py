@@ -4,18 +4,22 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
-    from workflows.effects import give_up, record, stop_node
+    from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
+    from workflows.effects import give_up, record, stop_node, type_of
 
 LONG_HISTORY_EVENTS = 2000
 """A history of this length is continued in a new one, between two hellos."""
+_LAST_CHANCE_S = 10.0
+_SILENT = "TemporalTimeout:Heartbeat"
+"""What the service calls a missed heartbeat among the errors of a retry policy."""
 
 
 @workflow.defn(name="MachineWorkflow")
@@ -61,7 +65,7 @@ class MachineWorkflow:
                 continue  # Whoever it was: the machine's own agent says hello again while nobody attends to it.
             attend = Attend(machine, hello.incarnation, welcome.stop)
             if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome):
-                await self._attend(attend, welcome)
+                await self._attend(attend, welcome, hello)
             elif self._hello is None:
                 await record(Activity.MACHINE_LOST, attend)
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -103,31 +107,29 @@ class MachineWorkflow:
                 return False
         return True
 
-    async def _attend(self, attend: Attend, welcome: Welcome) -> None:
-        """Until the next hello. The machine counts as lost when heartbeats stop and its agent does not come back."""
-        handle = workflow.start_activity(
-            Activity.ATTEND.value,
-            attend,
-            task_queue=ids.agent_queue(attend.machine),
-            schedule_to_start_timeout=timedelta(seconds=welcome.lost_after_s),
-            start_to_close_timeout=timedelta(days=3650),
-            heartbeat_timeout=timedelta(seconds=welcome.heartbeat_timeout_s),
-            retry_policy=RetryPolicy(
-                initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)
-            ),
-        )
+    async def _attend(self, attend: Attend, welcome: Welcome, hello: Hello) -> None:
+        """Until the next hello, or until the machine counts as lost: its agent left or fell silent, and stayed away.
+
+        In a long history the last hello is taken for the next one.
+        """
+        attendance = _attendance(attend, welcome, welcome.lost_after_s)
         await record(Activity.MACHINE_READY, attend)
-        while not handle.done() and self._hello is None:
+        while self._hello is None:
+            if attendance.done():
+                patience_s = _patience_s(attendance.exception(), welcome)
+                if patience_s is None:
+                    await record(Activity.MACHINE_LOST, attend)
+                    return
+                attendance = _attendance(attend, welcome, patience_s)
             if self._unconfirmed:
-                await self._clear(attend, welcome, handle)
-            await self._until(lambda: handle.done() or self._hello is not None or self._unconfirmed != [])
-        if not handle.done():
-            give_up(handle)
-            return
-        try:
-            await handle
-        except ActivityError:
-            await record(Activity.MACHINE_LOST, attend)
+                await self._clear(attend, welcome, attendance)
+            await self._until(partial(self._calls_for_more, attendance))
+            if self._hello is None and workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
+                self._hello = hello
+        give_up(attendance)
+
+    def _calls_for_more(self, attendance: workflow.ActivityHandle[None]) -> bool:
+        return attendance.done() or self._hello is not None or self._unconfirmed != []
 
     async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> None:
         """Stops what gangs gave up here; then work may be placed again. Other gangs' tasks go on meanwhile."""
@@ -148,3 +150,41 @@ class MachineWorkflow:
             if not self._notices:
                 return
             await record(Activity.MACHINE_NOTICED, self._notices.pop(0))
+
+
+def _last_chance_s(welcome: Welcome) -> float:
+    """How long an agent that has fallen silent may take to be heard again."""
+    return min(_LAST_CHANCE_S, welcome.lost_after_s / 2)
+
+
+def _attendance(attend: Attend, welcome: Welcome, patience_s: float) -> workflow.ActivityHandle[None]:
+    """Has the agent attend to its machine; it may take `patience_s` to begin, and may then be silent for long.
+
+    A heartbeat costs the service as much as anything else that an idle machine does. So nearly all of the time after
+    which a silent machine counts as lost goes to the heartbeat, and the last chance is short.
+    """
+    return workflow.start_activity(
+        Activity.ATTEND.value,
+        attend,
+        task_queue=ids.agent_queue(attend.machine),
+        schedule_to_start_timeout=timedelta(seconds=patience_s),
+        start_to_close_timeout=timedelta(days=3650),
+        heartbeat_timeout=timedelta(
+            seconds=welcome.heartbeat_timeout_s + welcome.lost_after_s - _last_chance_s(welcome)
+        ),
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(milliseconds=500),
+            maximum_interval=timedelta(seconds=5),
+            non_retryable_error_types=[_SILENT, DETACHED],
+        ),
+    )
+
+
+def _patience_s(error: BaseException | None, welcome: Welcome) -> float | None:
+    """How long the agent may take to attend again after this end of its attendance; None: the machine is lost."""
+    if isinstance(error, ActivityError):
+        if isinstance(error.cause, TimeoutError) and error.cause.type == TimeoutType.HEARTBEAT:
+            return _last_chance_s(welcome)
+        if type_of(error) == DETACHED:
+            return welcome.lost_after_s
+    return None

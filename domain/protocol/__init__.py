@@ -20,6 +20,7 @@ from domain.protocol.instances import (
     InstanceRef,
 )
 from domain.protocol.machines import (
+    DETACHED,
     Attend,
     Hello,
     MachineNotice,
@@ -58,6 +59,7 @@ from domain.protocol.workloads import (
 )
 
 __all__ = [
+    "DETACHED",
     "NIGHTLY",
     "ON_DEMAND",
     "TASKS_MAY_RUN",

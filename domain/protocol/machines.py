@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from domain.reported import NoticeReport, TaskProgress
 
+DETACHED = "Detached"
+"""Type of the error with which an agent that stops ends an activity: it let go of what goes on without it."""
+
 
 @dataclass
 class TaskExit:

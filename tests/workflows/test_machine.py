@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
-from domain.protocol import Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
+from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
 from domain.reported import NoticeReport
 from tests.workflows.agents import Agent, until
 from tests.workflows.lab import handled, serving
@@ -117,11 +118,58 @@ async def test_a_machine_whose_agent_stays_silent_is_lost(machine: Registered) -
 
 async def test_an_agent_that_comes_back_in_time_is_not_lost(machine: Registered) -> None:
     """A missed heartbeat alone loses nothing: the agent is asked to attend again."""
-    machine.registry.welcome.lost_after_s = 20.0
+    machine.registry.welcome.lost_after_s = 4.0
     await machine.says_hello()
     await machine.attended()
     await machine.agent.loses_touch()
     await machine.attended(2)
+    assert machine.registry.names() == ["machine.register", "machine.ready"]
+
+
+async def _patience(machine: Registered) -> list[tuple[float, float]]:
+    """Of each attendance that was asked for: how long it may take to begin, and how long be silent, in seconds."""
+    events = [event.activity_task_scheduled_event_attributes for event in await handled(machine.handle)]
+    return [
+        (
+            asked.schedule_to_start_timeout.ToTimedelta().total_seconds(),
+            asked.heartbeat_timeout.ToTimedelta().total_seconds(),
+        )
+        for asked in events
+        if asked.activity_type.name == Activity.ATTEND.value
+    ]
+
+
+async def test_a_silent_machine_has_a_last_chance(machine: Registered) -> None:
+    """Its agent may be silent for most of the time after which it is lost, and is asked once more for the rest."""
+    machine.registry.welcome.lost_after_s = 2.0
+    await machine.says_hello()
+    await machine.attended()
+    await machine.agent.loses_touch()
+    await machine.attended(2)
+    await machine.agent.goes()
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    assert await _patience(machine) == [(2.0, 2.0), (1.0, 2.0), (1.0, 2.0)]
+
+
+async def test_an_agent_that_leaves_may_take_longer(machine: Registered) -> None:
+    """One that says that it stops is not silent: its successor has all the time of `lost_after_s` to begin."""
+    machine.registry.welcome.lost_after_s = 2.0
+    machine.agent.errors[Activity.ATTEND] = [ApplicationError("it stops", type=DETACHED)]
+    await machine.says_hello()
+    await machine.attended(2)
+    assert await _patience(machine) == [(2.0, 2.0), (2.0, 2.0)]
+    await machine.agent.loses_touch()
+    await machine.attended(3)
+    assert (await _patience(machine))[2:] == [(1.0, 2.0)]
+    assert machine.registry.names() == ["machine.register", "machine.ready"]
+
+
+async def test_what_fails_otherwise_is_tried_again_by_the_service(machine: Registered) -> None:
+    """An agent that cannot attend for now costs its machine's history nothing."""
+    machine.agent.errors[Activity.ATTEND] = [RuntimeError("a full disk")] * 2
+    await machine.says_hello()
+    await machine.attended(3)
+    assert len(await _patience(machine)) == 1
     assert machine.registry.names() == ["machine.register", "machine.ready"]
 
 
@@ -208,7 +256,8 @@ async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(mach
     await machine.says_hello()
     await machine.attended(2)
     asked = [e.activity_task_scheduled_event_attributes.activity_type.name for e in await handled(machine.handle)]
-    assert asked.count(Activity.ATTEND.value) == 2 and Activity.STOP_NODE.value not in asked
+    # The second is the last chance that nobody took.
+    assert asked.count(Activity.ATTEND.value) == 3 and Activity.STOP_NODE.value not in asked
 
 
 async def test_what_is_given_up_during_a_registration_is_stopped_after_it(machine: Registered) -> None:
@@ -245,6 +294,27 @@ async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatc
             history = await dev_client.get_workflow_handle(registered.handle.id).fetch_history()
             began = history.events[0].workflow_execution_started_event_attributes
             assert began.continued_execution_run_id
+        finally:
+            await registered.close()
+
+
+async def test_a_history_of_silences_ends(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is late again and again stays attended, and its machine's history does not grow for ever."""
+    monkeypatch.setattr(workflows.machine, "LONG_HISTORY_EVENTS", 10)
+    registered = Registered(dev_client, "silences")
+    registered.registry.welcome = Welcome([], heartbeat_timeout_s=0.5, lost_after_s=1.0)
+    runner = UnsandboxedWorkflowRunner()
+    async with serving(dev_client, "silences", [MachineWorkflow], registered.registry.all(), runner):
+        try:
+            await registered.says_hello()
+            for times in range(1, 5):
+                await registered.attended(times)
+                await registered.agent.loses_touch()
+            await registered.known("machine.register", "machine.ready", "machine.register", "machine.ready")
+            await registered.attended(5)
+            history = await dev_client.get_workflow_handle(registered.handle.id).fetch_history()
+            assert history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+            assert len(history.events) < 3 * 10
         finally:
             await registered.close()
 
