@@ -80,10 +80,10 @@ chaos-copies: setup $(VENV)/.compiled
 chaos-instances: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -s tests/capacity/test_kills.py $(ARGS)
 
-# The property tests with all of their examples, and reservations on a hundred random queues instead of six.
+# The random tests with all of their examples, and reservations on a hundred random queues instead of four.
 properties: setup $(VENV)/.compiled
 	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
-	  tests/simulation/test_reservations.py $(ARGS)
+	  tests/simulation tests/api/test_generated.py tests/activities/test_held.py $(ARGS)
 
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times: about five minutes.
 kill-loops: $(LIBRARIES)/.ready

@@ -12,6 +12,7 @@ import click
 
 from infra.errors import ConfigurationError, MizzenError, StackError
 from infra.exits import end_process
+from infra.memory import loading
 
 if TYPE_CHECKING:
     from infra.config import Settings
@@ -130,7 +131,8 @@ def serve_command(work: Callable[[], Any]) -> None:
 @_forget_option
 def up(**options: Any) -> None:
     """Start the whole stack on this machine and stay; Ctrl-C saves workloads and stops it."""
-    from server.up import run_up
+    with loading():
+        from server.up import run_up
 
     _log_to_stderr("WARNING")
     more = {
@@ -175,7 +177,8 @@ def init(regions: tuple[str, ...], data_dir: Path | None, forget_unreadable_secr
 @click.option("--region", "regions", multiple=True, help="Region whose RMS this is; may be repeated.")
 def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> None:
     """Run a worker: workflows and effects (control), or bids and copies of regions (region)."""
-    from activities.roles import run_worker
+    with loading():
+        from activities.roles import run_worker
 
     _log_to_stderr()
     serve_command(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
@@ -203,7 +206,8 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--platform", help="Whose notices it listens to, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
 def agent(**options: Any) -> None:
     """Run this machine's agent: it dials Temporal and the bucket, and listens nowhere."""
-    from server.agents import run_agent
+    with loading():
+        from server.agents import run_agent
 
     _log_to_stderr()
     serve_command(lambda: run_agent(_settings(options), options))
@@ -214,7 +218,8 @@ def agent(**options: Any) -> None:
 @click.option("--fleet", type=_FILE, required=True)
 def agents(config: Path, fleet: Path) -> None:
     """Run the agents of a whole fleet file on this machine, each machine a process."""
-    from server.agents import run_fleet
+    with loading():
+        from server.agents import run_fleet
 
     _log_to_stderr()
     from infra.config import load_settings
@@ -228,7 +233,8 @@ def agents(config: Path, fleet: Path) -> None:
 @click.option("--port", type=int)
 def api(host: str | None, port: int | None, **options: Any) -> None:
     """Run the REST API."""
-    from api.serve import serve
+    with loading():
+        from api.serve import serve
 
     _log_to_stderr()
     serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))

@@ -35,6 +35,7 @@ from rms.region import Region as Columns
 from tests.activities import oracle
 from tests.activities.test_walk import Walk
 from tests.activities.world import World, job
+from tests.depth import examples
 
 PROBES = [
     (job(gpus=1),), (job(gpus=4),), (job(tasks=3, gpus=2),), (job(tasks=2, gpus=4), job("b", gpus=0, cpus_milli=9000)),
@@ -82,7 +83,7 @@ def _plain_bids(state: RegionSnapshot) -> list[Bid]:
     return [bid_in(planner, a.request) for a in _requests()]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_path: Path, seed: int) -> None:
     """After each of many random operations the held columns give the same ranks, plans, victims and reasons."""
     chance = random.Random(seed)

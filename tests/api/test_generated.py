@@ -25,9 +25,10 @@ from api.documents.workload import read_workload
 from domain import phases
 from infra.config import Settings
 from tests.api.world import ARCHIVE_SHA256, INSTANCE, World, as_yaml
+from tests.depth import examples
 
 SEEDED = settings(
-    max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+    max_examples=examples(15), derandomize=True, deadline=None, database=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -115,7 +116,7 @@ _TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(tree=_TREES, changes=st.dictionaries(_KEYS, _TREES, max_size=4), job=st.dictionaries(_KEYS, _TREES, max_size=4))
 def test_any_tree_is_read_or_refused(tree: Any, changes: Any, job: Any) -> None:
     """Whatever a document holds, reading it gives a specification or problems, each with a path and a message."""
@@ -129,7 +130,7 @@ def test_any_tree_is_read_or_refused(tree: Any, changes: Any, job: Any) -> None:
             draft.spec().model_dump_json()
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(body=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))))
 def test_any_bytes_are_loaded_or_malformed(body: bytes) -> None:
     """Whatever bytes come, they are a value or malformed."""
@@ -140,7 +141,7 @@ def test_any_bytes_are_loaded_or_malformed(body: bytes) -> None:
             assert str(error)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(at=st.integers(0, 400), insert=st.text(alphabet="{}[]:,-'\"&*!|>%@`#\n\t ?x0", max_size=6))
 def test_damaged_documents_are_loaded_or_malformed(at: int, insert: str) -> None:
     """A document with a few characters put in is a value or malformed, in YAML and in JSON."""

@@ -14,8 +14,9 @@ from domain.scheduling import Plan, RegionSnapshot
 from rms import reference
 from rms.award import Award, revoke
 from rms.region import Region
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .after_award import after_award
 from .fleets import crowded, gpu_job, machine, region, request, running
 

@@ -13,8 +13,9 @@ from gms import reference
 from gms.columns import Change, Queue
 from gms.kernels import order_queue
 from gms.scan import scan_queue
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .queues import queued, snapshots, tenant
 
 

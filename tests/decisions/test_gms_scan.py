@@ -13,8 +13,9 @@ from domain.reasons import ReasonCode
 from domain.scheduling import PlacedWorkload, QueueSnapshot, Ranked, TenantState
 from gms import reference
 from gms.scan import scan
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .queues import WEIGHTS, displacing, job, queue, queued, snapshots, tenant
 
 # ---------------------------------------------------------------------------------------------------------- properties

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
 from rms.bid import bid
 from tests.decisions.after_award import after_award
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .fleets import crowded, gpu_job, machine, region, regions, request, requests, running
 
 

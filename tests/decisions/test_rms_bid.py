@@ -11,8 +11,9 @@ from domain.reasons import ReasonCode
 from domain.scheduling import PlacementRequest, Plan, RegionSnapshot
 from rms import reference
 from rms.bid import bid
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .fleets import crowded, regions, requests
 
 SEEDS = st.integers(0, 2**32)

@@ -15,8 +15,9 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
 from tests.decisions.after_award import after_award
+from tests.depth import examples
 
-from . import PROPERTY, examples
+from . import PROPERTY
 from .fleets import crowded, regions, requests
 
 

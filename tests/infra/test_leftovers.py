@@ -55,6 +55,8 @@ def test_a_part_that_was_stopped_when_its_supervisor_died_is_ended_by_the_next(t
         while not log.read_text():
             assert supervisor.poll() is None
         os.kill(part, signal.SIGSTOP)
+        while " T " not in Path(f"/proc/{part}/stat").read_text():  # Until then it would hear the SIGTERM.
+            assert supervisor.poll() is None
         supervisor.kill()
     port = int(log.read_text())
     with pytest.raises(Exception, match="is taken"):

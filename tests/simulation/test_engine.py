@@ -9,8 +9,10 @@ from simulation.errors import SimulationError
 from simulation.policies import POLICIES
 from simulation.settings import Settings
 from simulation.synthetic import events_per_s, synthetic
+from tests.depth import examples
 from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 
+SEEDS = range(examples(8))
 QUICK = Settings(
     provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
     reserve_after_s=inf,
@@ -18,7 +20,7 @@ QUICK = Settings(
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"global-joint"}))
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     """Every event of a run, with its time, place and machines, is the same on columns and on the references."""
     scene = random_scenario(seed, QUICK)
@@ -32,7 +34,7 @@ def test_both_engines_do_the_same(policy: str, seed: int) -> None:
 
 def test_random_scenarios_evict_and_refuse() -> None:
     """What the engines are compared on has evictions, over-quota workloads and ones that wait."""
-    outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in range(6)]
+    outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in SEEDS]
     assert sum(run.meter.total.preemptions for run in outcomes) > 20
     assert any(over and count for run in outcomes for (_, over), count in run.meter.total.until["award"].judged.items())
     assert any(

@@ -16,6 +16,7 @@ from simulation.fleet import load_simulated_fleet
 from simulation.run import Scenario
 from simulation.settings import Settings
 from simulation.supply.sources import Sources
+from tests.depth import examples
 from tests.simulation.worlds import (
     GIB,
     SURE,
@@ -27,6 +28,7 @@ from tests.simulation.worlds import (
     workload,
 )
 
+SEEDS = range(examples(8))
 TYPES = {"p4": {"gpus": 8, "gpu_type": "a100", "cpus": 64, "memory": 512 * GIB, "usd_per_h": 36.0}}
 
 
@@ -165,7 +167,7 @@ def random_pools(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize(("policy", "seed"), [*(("global", seed) for seed in range(8)), ("fifo", 1)])
+@pytest.mark.parametrize(("policy", "seed"), [*(("global", seed) for seed in SEEDS), ("fifo", 1)])
 def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
     """Every event, cost and count is the same on columns and on the references, and nobody holds what is not there."""
     scene = random_pools(seed)
@@ -179,7 +181,7 @@ def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
 
 def test_random_pools_take_refuse_and_end() -> None:
     """What the engines are compared on has all that pools do, and interruptions of gangs."""
-    runs = [happenings(random_pools(seed))[0] for seed in range(8)]
+    runs = [happenings(random_pools(seed))[0] for seed in SEEDS]
     counts = [run.clock.keeper.counts for run in runs]
     assert min(sum(getattr(one, name) for one in counts) for name in ("launched", "refused", "taken", "ended")) > 10
     assert sum(run.meter.total.interruptions for run in runs) > 10
