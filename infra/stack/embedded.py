@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
@@ -138,7 +137,7 @@ class EmbeddedStack:
         await self.supervisor.start(self._beating_child("worker", ["worker", *roles, *regions], dispatches=True))
         await self.supervisor.start(self._beating_child("agents", ["agents", "--fleet", str(self._fleet_file())]))
         api = self._server_child("api", ["api"])
-        api.ready = self._api_ready
+        api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask
         api.probes = [probes.http(f"{self.api_url}/healthz")]
         await self.supervisor.start(api)
 
@@ -231,13 +230,6 @@ class EmbeddedStack:
                 events.record(session, "stack.restarted", detail={"part": name, "because": why})
         finally:
             engine.dispose()
-
-    async def _api_ready(self) -> bool:
-        try:
-            async with httpx.AsyncClient(timeout=2.0) as client:
-                return (await client.get(f"{self.api_url}/readyz")).status_code == 200
-        except httpx.HTTPError:
-            return False
 
     # ------------------------------------------------------------------------------------------------------------ stop
 
