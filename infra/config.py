@@ -183,7 +183,8 @@ class LifecycleSettings(_Section):
 
     heartbeat_timeout_s: float = Field(30.0, gt=0)
     node_lost_after_s: float = Field(30.0, gt=0)
-    """After a missed heartbeat: how long an agent may take to come back before its machine counts as lost."""
+    """After a missed heartbeat: how long an agent may take to come back before its machine counts as lost. The agent of
+    an idle machine may be silent for most of both times, and has the rest to come back."""
     cordon_after_failed_gangs: int = Field(3, gt=0)
     collect_interval_s: float = Field(10.0, gt=0)
     """How often progress is read from heartbeats."""

@@ -25,7 +25,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.house
 from domain.ids import region_queue
-from domain.protocol import Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
+from domain.protocol import DETACHED, Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
 from tests.workflows import test_instance, test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
 from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
@@ -114,20 +114,23 @@ async def _dry_run(client: Client) -> WorkflowHistory:
 
 
 async def _machine(client: Client) -> WorkflowHistory:
-    """Two stale runs are stopped; it is attended, lost, back, says hello once more and stops a third."""
+    """Two stale runs are stopped; its agent leaves, is late and is lost; back, it stops a third."""
     machine = Registered(client, "recorded")
     machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
     async with serving(client, "recorded", [MachineWorkflow], machine.registry.all()):
         try:
+            machine.agent.errors[Activity.ATTEND] = [ApplicationError("it stops", type=DETACHED)]
             await machine.says_hello()
-            await machine.attended()
+            await machine.attended(2)
+            await machine.agent.loses_touch()
+            await machine.attended(3)
             await machine.agent.goes()
             await until(lambda: "machine.lost" in machine.registry.names(), "lost")
             machine.registry.welcome.stop = []
             await machine.says_hello("boot-2")
-            await machine.attended(2)
+            await machine.attended(4)
             await machine.announces("boot-2")
-            await machine.attended(3)
+            await machine.attended(5)
             await machine.handle.signal("unconfirmed", "wl-3.1")
             await until(lambda: machine.registry.names().count("machine.ready") == 4, "confirmed")
             await machine.handle.signal("unconfirmed", args=["wl-4.1", 5.0])
