@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from infra.config import Settings
 
@@ -22,9 +23,9 @@ def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: A
     `more` goes to the worker's parent as it is. Nothing of it is left afterwards.
     """
     paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
-    with subprocess.Popen(
+    with tempfile.TemporaryFile() as complaints, subprocess.Popen(
         [sys.executable, "-m", "tests.activities.killable"], cwd=checkout, env={**os.environ, "PYTHONPATH": paths},
-        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         given = {"settings": settings.model_dump(mode="json"), "regions": list(regions), **more}
@@ -40,7 +41,8 @@ def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: A
                     assert time.monotonic() < give_up_s, "it does not end"
                     time.sleep(0.1)
                 print("stop", file=process.stdin, flush=True)
-            assert process.stdout.readline() == "-9\n"
+            answer = process.stdout.readline()
+            assert answer == "-9\n", f"it ended with {answer!r}: {_end_of(complaints)}"
 
         try:
             yield run
@@ -49,3 +51,9 @@ def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: A
             with suppress(BrokenPipeError):
                 print("stop", file=process.stdin, flush=True)
                 process.stdin.close()
+
+
+def _end_of(complaints: IO[bytes]) -> str:
+    """The last that was written into a file, by others."""
+    size_bytes = os.fstat(complaints.fileno()).st_size
+    return os.pread(complaints.fileno(), 4000, max(0, size_bytes - 4000)).decode(errors="replace")
