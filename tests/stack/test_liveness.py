@@ -39,6 +39,13 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def _process(up: Up, part: str) -> int:
+    """The process of a part, not one that it has forked: that may have a lower number, once the numbers start anew."""
+    pids = _pids(up, part)
+    (top,) = (pid for pid in pids if _parent(pid) not in pids)
+    return top
+
+
 def _machine_agent(up: Up) -> int:
     """The agent of one machine: a child of the process of all of them."""
     agents = _pids(up, "server agents")
@@ -51,7 +58,7 @@ def _gone(pid: int) -> bool:
 
 def _backend(up: Up) -> int:
     """A process of Postgres that serves a connection of mizzen's."""
-    postmaster = min(_pids(up, "/postgres -D"))
+    postmaster = _process(up, "/postgres -D")
     children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
     titles = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
     return min(pid for pid, title in titles.items() if title.startswith(b"postgres: mizzen mizzen"))
@@ -70,7 +77,7 @@ def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | Non
     gate = tmp_path / "gate"
     before = stack.submit("before", steps=3, step_s=0.05, gate=gate)
     wait_until(lambda: stack.phase(before) == "running", "it runs")
-    pids = {name: min(_pids(stack, part)) for name, part in stopped.items() if part is not None}
+    pids = {name: _process(stack, part) for name, part in stopped.items() if part is not None}
     if "a machine's agent" in stopped:
         pids |= {"a machine's agent": _machine_agent(stack), "a backend of Postgres": _backend(stack)}
     for pid in pids.values():
