@@ -121,7 +121,7 @@ class _Machine:
 
 
 class _Stock:
-    """Machines on which what waits could run: idle ones, those that are on their way, and those to be launched."""
+    """Machines on which waiting workloads could run: idle ones, launched ones that have yet to join, planned ones."""
 
     def __init__(self, idle: Sequence[Idle]) -> None:
         self._machines: list[_Machine] = []

@@ -1,4 +1,4 @@
-"""The end of a process that has threads which Python does not know."""
+"""Ending a process that has native threads, which Python cannot stop."""
 
 import logging
 import os
@@ -11,12 +11,12 @@ def end_process(code: int) -> NoReturn:
 
     The interpreter is not torn down. Threads of Temporal's SDK go on to the last instant, and one that calls into an
     interpreter which is being torn down crashes the process after all its work was done, and with a signal for an exit
-    status. Nor is a thread waited for that waits for a bucket or a database which does not answer.
+    status. Python's own threads are not joined either: one may wait for a bucket or a database that does not answer.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # Nobody reads it any more, or it is closed.
+        except (OSError, ValueError):  # A broken pipe, or the stream is closed.
             continue
     os._exit(code)

@@ -108,8 +108,8 @@ def _worth(found: Found) -> str:
         bought = sum(one["machines"]["usd_by"][kind] for one in found[fleet] for kind in ("on_demand", "spot"))
         said.append(f"{100 * bought / static:.0f} % against *{FLEETS[fleet]}*")
     return (
-        "The fleet for the peak costs less only where an hour of a static machine costs less than so much of its price "
-        f"on demand: {'; '.join(said)}."
+        "Break-even: the fleet for the peak is cheaper only if an hour of a static machine costs less than this share of "
+        f"its on-demand price: {'; '.join(said)}."
     )
 
 
@@ -133,8 +133,9 @@ def _losses(found: Found) -> str:
             ]
         )
     head = (
-        "fleet", "preemptions", "interruptions", "lost GPU h: work done anew", "leaving", "restarts",
-        "machines launched", "launches refused", "taken by their zones", "ended by their pools",
+        "fleet", "preemptions", "interruptions", "lost GPU h: repeated work",
+        "lost GPU h: saving before an eviction", "lost GPU h: provisioning",
+        "machines launched", "launches refused", "reclaimed by their zones", "terminated by their pools",
     )  # fmt: skip
     return table(head, rows)
 

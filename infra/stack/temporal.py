@@ -31,9 +31,9 @@ DYNAMIC_CONFIG = (
     'worker.perNamespaceWorkerOptions={"MaxConcurrentWorkflowTaskPollers":2,"MaxConcurrentActivityTaskPollers":1}',
     # Serves child workflows only, of which there are none; without it the server closes them itself.
     "--dynamic-config-value", "system.enableParentClosePolicyWorker=false",
-    # What the server does every few seconds for each task queue, however quiet, of which each agent has one: writing
-    # down how far it was read (what was handed out before a crash is then handed out again, and dropped), and telling
-    # its other partitions, and metrics that nobody reads, how long it is.
+    # Periodic upkeep of every task queue, also of idle ones, and each agent has a queue. It persists how far the queue
+    # was read (after a crash, tasks since then are dispatched again, and dropped as duplicates), shares the length of
+    # its backlog between partitions, of which there is one, and emits that length as a metric, which is not collected.
     "--dynamic-config-value", 'matching.updateAckInterval="30m"',
     "--dynamic-config-value", 'matching.ephemeralDataUpdateInterval="1h"',
     "--dynamic-config-value", 'matching.backlogMetricsEmitInterval="1h"',

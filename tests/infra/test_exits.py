@@ -1,4 +1,4 @@
-"""How a process ends that has threads which nobody can stop."""
+"""Ending a process while threads of it still run."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def ending(log: Path, stdout: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_is_written_and_no_thread_is_waited_for(tmp_path: Path) -> None:
-    """Its status, its output and its log are whole; neither a thread nor the interpreter's own end delays it."""
+    """Exit status, output and log are complete; running threads are not joined, and exit handlers are not called."""
     log = tmp_path / "log"
     done = ending(log, subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (7, "x" * 1_000, "the last line")
@@ -39,7 +39,7 @@ def test_all_is_written_and_no_thread_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_gone_does_not_change_the_status(tmp_path: Path) -> None:
-    """What nobody reads any more is not written, and the process ends as it would have."""
+    """With a broken pipe as standard output the exit status is the same."""
     reading, writing = os.pipe()
     os.close(reading)
     done = ending(tmp_path / "log", writing)
