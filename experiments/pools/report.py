@@ -108,8 +108,8 @@ def _worth(found: Found) -> str:
         bought = sum(one["machines"]["usd_by"][kind] for one in found[fleet] for kind in ("on_demand", "spot"))
         said.append(f"{100 * bought / static:.0f} % against *{FLEETS[fleet]}*")
     return (
-        "Break-even: the fleet for the peak is cheaper only if an hour of a static machine costs less than this share of "
-        f"its on-demand price: {'; '.join(said)}."
+        "Break-even: the fleet for the peak is cheaper only if an hour of a static machine costs less than this share "
+        f"of its on-demand price: {'; '.join(said)}."
     )
 
 
