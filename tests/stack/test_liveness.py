@@ -35,14 +35,23 @@ def _pids(up: Up, part: str) -> set[int]:
     return {pid for pid, command in processes_of(up.data).items() if part in command}
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _told(pid: int, file: str) -> str:
+    """What the kernel tells of a process, or nothing of one that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int | None:
+    fields = _told(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else None
 
 
 def _process(up: Up, part: str) -> int:
     """The process of a part, not one that it has forked: that may have a lower number, once the numbers start anew."""
     pids = _pids(up, part)
-    (top,) = (pid for pid in pids if _parent(pid) not in pids)
+    (top,) = (pid for pid in pids if (parent := _parent(pid)) is not None and parent not in pids)
     return top
 
 
@@ -59,9 +68,8 @@ def _gone(pid: int) -> bool:
 def _backend(up: Up) -> int:
     """A process of Postgres that serves a connection of mizzen's."""
     postmaster = _process(up, "/postgres -D")
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    titles = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return min(pid for pid, title in titles.items() if title.startswith(b"postgres: mizzen mizzen"))
+    children = [int(pid) for pid in _told(postmaster, f"task/{postmaster}/children").split()]
+    return min(pid for pid in children if _told(pid, "cmdline").startswith("postgres: mizzen mizzen"))
 
 
 @pytest.mark.parametrize(
