@@ -5,6 +5,9 @@ before (the same keys, and under each the same memory), names, header and places
 tensors are copied by one call. The file is the same to the byte.
 """
 
+import contextlib
+import gc
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,9 +19,11 @@ from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
 
 _LEAST = 64
-"""Tensors of a part from which on its form is kept, and from which on they are copied by several threads."""
-_COPIES = 2
-"""Copies at the same time: one core does not fill the memory's bandwidth."""
+"""Tensors of a part from which on its form is kept, and from which on they are copied in several pieces."""
+_PIECES = 8
+"""Pieces in which small tensors are copied: by two threads, as one core does not fill the memory's bandwidth."""
+_FIRST_PIECES = 2
+"""Of these, what the second thread copies first, while the first one compares the others and so holds Python's lock."""
 
 
 class Encoder:
@@ -34,7 +39,9 @@ class Encoder:
             StateError: as `parts.encode`.
         """
         layout = self._layouts.pop(name, None)
-        if layout is not None and (again := layout.encode(name, value)) is not None:
+        with _no_collection():
+            again = layout.encode(name, value) if layout is not None else None
+        if layout is not None and again is not None:
             self._layouts[name] = layout
             return parts.TENSORS, again
         flat: list[trees.Flat] = []
@@ -49,6 +56,10 @@ class Encoder:
             return True
         block = memoryview(chunk).obj
         return any(block is mine for layout in self._layouts.values() for mine in layout.blocks)
+
+
+_Form = tuple[list[Any], list[int], list[Any]]
+"""Shapes, addresses and types of tensors."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,12 @@ class _Copy:
     """Small tensors that follow each other in a block, copied by one call."""
 
     leaves: list[int]
+    form: _Form
     targets: list[Any]
     """One for each; a single one of one dimension for all if they are of one dimension as well, and of one type."""
 
     def make(self, sources: list[Any]) -> None:
-        """Copy them; their shapes must be those of the layout."""
+        """Copy them; their form must be `form`: with other shapes there would be other sizes, which have no place."""
         torch = loaded("torch")
         with torch.no_grad():
             if len(self.targets) < len(sources):
@@ -109,8 +121,11 @@ class _Layout:
             self._chunks.append(_Large(leaf))
         self._close(group, torch)
         self._large = [chunk.leaf for chunk in self._chunks if isinstance(chunk, _Large)]
-        values = [value for _, value in flat.leaves]
-        self._shapes, self._form = _shapes(values), _form(values, self._large)
+        self._copies = [copy for chunk in self._chunks if isinstance(chunk, _Block) for copy in chunk.copies]
+        copied = {leaf for copy in self._copies for leaf in copy.leaves}
+        self._others = [leaf for leaf in range(len(flat.leaves)) if leaf not in copied]
+        """Large ones, empty ones, and second names of the same."""
+        self._form = _form([flat.leaves[leaf][1] for leaf in self._others])
         self._scalars = ""
         self._head = b""
         """As it is with these scalars."""
@@ -123,25 +138,8 @@ class _Layout:
             tree = walk.written(value, ())
         except (_Changed, RecursionError):
             return None
-        # With other shapes there would be other sizes, which have no place in the blocks.
-        if walk.containers != self._containers or _shapes(walk.values) != self._shapes:
+        if walk.containers != self._containers or not self._copied(walk.values):
             return None
-        with Workers(_COPIES) as workers:
-            # Copied while the form is still compared: the blocks are ours, whatever is written into them.
-            copies = [
-                workers.submit(copy.make, [walk.values[leaf] for leaf in copy.leaves])
-                for chunk in self._chunks
-                if isinstance(chunk, _Block)
-                for copy in chunk.copies
-            ]
-            try:
-                same = _form(walk.values, self._large) == self._form
-            except RuntimeError:  # One of them has no memory of its own any more: it is sparse now, for instance.
-                same = False
-            if not same:
-                return None
-            for copied in copies:
-                copied.result()
         chunks: list[Chunk] = [
             live_memory(walk.values[chunk.leaf]) if isinstance(chunk, _Large) else chunk.memory
             for chunk in self._chunks
@@ -152,6 +150,33 @@ class _Layout:
             self._head = tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries)
             self._scalars = scalars
         return [self._head, *chunks]
+
+    def _copied(self, values: Sequence[Any]) -> bool:
+        """Copies the small tensors into their blocks; False: something has another form now."""
+        ready: deque[tuple[_Copy, list[Any]]] = deque()
+        with Workers(1) as workers:
+            helper = None
+            try:
+                for copy in self._copies:
+                    sources = [values[leaf] for leaf in copy.leaves]
+                    if _form(sources) != copy.form:
+                        return False
+                    ready.append((copy, sources))
+                    # It copies while the others are compared: the blocks are ours, whatever is written into them.
+                    helper = helper or workers.submit(_make_all, ready)
+                if _form([values[leaf] for leaf in self._others]) != self._form or not self._large_as_stored(values):
+                    return False
+            except RuntimeError:  # One of them has no memory of its own any more: it is sparse now, for instance.
+                return False
+            _make_all(ready)
+            if helper is not None:
+                helper.result()
+        return True
+
+    def _large_as_stored(self, values: Sequence[Any]) -> bool:
+        """Whether the large tensors, which go into the file as they are in memory, have the form there that it has."""
+        large = [values[leaf] for leaf in self._large]
+        return all(value.is_cpu and value.is_contiguous() and not value.is_neg() for value in large)
 
     def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
         """Make a block of what is in `group`."""
@@ -166,7 +191,7 @@ class _Layout:
             for _, value in () if flat else piece:
                 targets.append(block[low : low + value.nbytes].view(value.dtype).view(value.shape))
                 low += value.nbytes
-            copies.append(_Copy(leaves, targets))
+            copies.append(_Copy(leaves, _form([value for _, value in piece]), targets))
             low = high
         if low:
             self._chunks.append(_Block(live_memory(block), copies))
@@ -174,7 +199,7 @@ class _Layout:
 
 
 def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]], bool]]:
-    """What to copy by one call each, for several threads; and whether all of it has one dimension and one type."""
+    """What to copy by one call each; and whether all of it has one dimension and one type."""
     runs: list[tuple[list[tuple[int, Any]], bool]] = []
     for (flat, _), equal in groupby(group, lambda one: (one[1].dim() == 1, one[1].dtype)):
         run = list(equal)
@@ -183,29 +208,51 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
             runs[-1][0].extend(run)
         else:
             runs.append((run, alone))
-    size = max(_LEAST, -(-len(group) // _COPIES))
+    size = max(_LEAST, -(-len(group) // _PIECES))
+    first = _FIRST_PIECES * size
     for run, flat in runs:
-        for low in range(0, len(run), size):
-            yield run[low : low + size], flat
+        low = 0
+        while low < len(run):
+            high = low + first
+            yield run[low:high], flat
+            low, first = high, size
 
 
-def _shapes(tensors: Sequence[Any]) -> list[Any]:
-    """The shape of each."""
-    return list(map(loaded("torch").Tensor.shape.__get__, tensors))
+def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
+    """Make the copies that no other thread has begun."""
+    while ready:
+        try:
+            copy, sources = ready.popleft()
+        except IndexError:  # The other thread has taken the last one.
+            return
+        copy.make(sources)
 
 
-def _form(tensors: Sequence[Any], large: Sequence[int]) -> list[Any]:
-    """What says, beside shapes, whether tensors are in the same memory as before, in the form that a file has.
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: ten thousand short-lived objects would have it look for cycles again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
-    Those at the places `large` go into the file as they are in memory; copies of the others are in its form anyway.
+
+def _form(tensors: Sequence[Any]) -> _Form:
+    """Says whether tensors are in the same memory as before, in the same shapes and types.
+
+    Raises:
+        RuntimeError: one has no memory of its own, as a sparse one.
     """
     kind = loaded("torch").Tensor
-    return [
-        # By `map`, not a loop: there may be ten thousand of them.
+    # By `map`, not a loop: there may be ten thousand of them.
+    return (
+        list(map(kind.shape.__get__, tensors)),
         list(map(kind.data_ptr, tensors)),
         list(map(kind.dtype.__get__, tensors)),
-        all(tensors[n].is_cpu and tensors[n].is_contiguous() and not tensors[n].is_neg() for n in large),
-    ]
+    )
 
 
 class _Changed(Exception):
