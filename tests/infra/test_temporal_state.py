@@ -46,7 +46,18 @@ def _written_bytes(state: Path) -> int:
     return sum(sizes) if sizes else -1
 
 
-def _killed(state: Path, written_bytes: int) -> None:
+def _leave_unfinished(state: Path, written_bytes: int) -> None:
+    """The database of a server that was killed before it had made it. On a busy machine a kill may come too late."""
+    for _ in range(20):
+        _kill_at(state, written_bytes)
+        if not _namespaces(state):
+            return
+        for path in state.parent.glob("temporal.db*"):
+            path.unlink()
+    raise AssertionError("each kill came too late")
+
+
+def _kill_at(state: Path, written_bytes: int) -> None:
     """A server that is killed as soon as its database is so large."""
     process = subprocess.Popen(_command(state, _settings()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -62,8 +73,7 @@ def _killed(state: Path, written_bytes: int) -> None:
 async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path: Path, written_bytes: int) -> None:
     """An unfinished database is created again; a finished one is kept, also as a crash leaves it."""
     state, settings = tmp_path / "temporal.db", _settings()
-    await asyncio.to_thread(_killed, state, written_bytes)
-    assert _namespaces(state) == [], "it was killed too late"
+    await asyncio.to_thread(_leave_unfinished, state, written_bytes)
     child = Child(
         "temporal", _command(state, settings), tmp_path / "log", ready=probes.Health(settings).ask,
         prepare=lambda: discard_unfinished(state),
