@@ -14,12 +14,13 @@ from experiments.cases import (
     POLICIES,
     SEEDS,
     TRACES,
+    VARIANTS,
+    Case,
     cases,
 )
 from experiments.documents import table, write_between
 from experiments.pictures import draw
 from experiments.summary import Misses, Outcome, bound_gpu_h, load, misses, wait_figures
-from simulation.words import listed
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}
@@ -46,8 +47,7 @@ def write_report(out: Path, report: Path) -> None:
 
 
 def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Iterable[str]:
-    seeds = {load_: len({o.case.seed for o in found if o.case.load == load_}) for load_ in LOADS}
-    yield f"Seeds: {listed([f'{count} of {len(SEEDS)} at {load_:g}' for load_, count in seeds.items()])}."
+    yield _seeds(found)
     yield from (f"![{name}](experiments/{name}.svg)" for name in pictures)
     yield "### Before and after"
     yield _before(found)
@@ -63,6 +63,19 @@ def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Ite
                 yield _waits(here, "until running", SIZES)
                 yield _waits(here, "until the award", LEVELS)
                 yield _hours(out, here)
+
+
+def _seeds(found: Sequence[Outcome]) -> str:
+    """How many seeds there are of each case: those in which the last of its policies was run."""
+    rows = []
+    for trace in TRACES:
+        for variant in VARIANTS:
+            cells = [f"{trace}, {SAYS[variant]}"]
+            for load_ in LOADS:
+                last = Case(trace, load_, 0, variant).policies[-1]
+                cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
+            rows.append(cells)
+    return "Seeds that were run:\n\n" + table(("", *(f"load {load_:g}" for load_ in LOADS)), rows)
 
 
 def _before(found: Sequence[Outcome]) -> str:
