@@ -35,7 +35,7 @@ from activities.lifecycle.workloads import WorkloadActivities
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.precompile import warm
-from activities.scheduling.scheduler_state import Held
+from activities.scheduling.scheduler_state import SchedulerState
 from capacity.providers import Provider
 from domain import ids
 from domain.version import BUILD_ID
@@ -62,14 +62,14 @@ def control_activities(
     engine: Any,
     settings: Settings,
     client: Client,
-    held: Held | None = None,
+    state: SchedulerState | None = None,
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> list[Callable[..., Any]]:
-    """Activities of the control queue, which decide on what `held` holds; `here` are regions of the same process."""
+    """Activities of the control queue, which decide on `state`; `here` are regions of the same process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
-    auction = AuctionActivities(engine, settings, held or Held(engine, settings.scheduler), here)
+    auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
     house = HouseActivities(engine, settings)
     instances = InstanceActivities(engine, settings, providers)
@@ -84,9 +84,9 @@ def control_activities(
     ]  # fmt: skip
 
 
-def region_activities(engine: Any, settings: Settings, held: Held) -> list[Callable[..., Any]]:
-    """Activities of a region's queue, which bid on what `held` holds."""
-    bids, copies = RegionActivities(engine, held), CopyActivities(engine, settings)
+def region_activities(engine: Any, settings: Settings, state: SchedulerState) -> list[Callable[..., Any]]:
+    """Activities of a region's queue, which bid on `state`."""
+    bids, copies = RegionActivities(engine, state), CopyActivities(engine, settings)
     return [bids.bid, copies.copy_checkpoint, copies.copy_table, ScrubActivities(engine, settings).scrub]
 
 
@@ -111,7 +111,7 @@ def control_worker(
     engine: Any,
     settings: Settings,
     threads: ThreadPoolExecutor,
-    held: Held | None = None,
+    state: SchedulerState | None = None,
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> Worker:
@@ -120,7 +120,7 @@ def control_worker(
         client,
         task_queue=ids.CONTROL_QUEUE,
         workflows=_workflows(),
-        activities=control_activities(engine, settings, client, held, here, providers),
+        activities=control_activities(engine, settings, client, state, here, providers),
         activity_executor=threads,
         workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
@@ -133,13 +133,13 @@ def control_worker(
 
 
 def region_worker(
-    client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor, held: Held
+    client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor, state: SchedulerState
 ) -> Worker:
     """A worker for one region's bids and copies."""
     return Worker(
         client,
         task_queue=ids.region_queue(region),
-        activities=region_activities(engine, settings, held),
+        activities=region_activities(engine, settings, state),
         build_id=BUILD_ID,
         activity_executor=threads,
         # A region gets a few tasks a second: one poller waits while another takes one up.
@@ -182,13 +182,13 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     if client is None:
         return
     # One for the process: whoever decides here decides on the same columns.
-    held = Held(engine, settings.scheduler, None if "control" in roles else regions)
+    state = SchedulerState(engine, settings.scheduler, None if "control" in roles else regions)
     async with AsyncExitStack() as stack:
         if "control" in roles:
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await register(client)
             here = regions if "region" in roles else ()
-            await stack.enter_async_context(control_worker(client, engine, settings, threads, held, here, providers))
+            await stack.enter_async_context(control_worker(client, engine, settings, threads, state, here, providers))
             await set_schedule(client, settings.tetris.nightly)
             loops = (
                 Dispatcher(
@@ -209,7 +209,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         for region in regions if "region" in roles else ():
             # Threads of its own: copies that take hours must not keep others from their turn.
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
-            await stack.enter_async_context(region_worker(client, region, engine, settings, threads, held))
+            await stack.enter_async_context(region_worker(client, region, engine, settings, threads, state))
             check = BucketCheck(engine, settings.buckets, region)
             stack.callback(asyncio.create_task(check.run()).cancel)
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))

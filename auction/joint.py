@@ -2,7 +2,7 @@
 
 One at a time, the first may take the only region that the second could have used, or that the second could have used
 without evicting anybody. CP-SAT looks for regions for all of them within what regions have in all; whether machines,
-racks and victims work out is for the market to try.
+racks and victims work out is for the auction to try.
 
 What it may not cost: whoever is placed one at a time is placed, on a GPU type that it likes as well and in one cluster
 if it was in one. No more are evicted in all, at no rank or above it, and no more work is lost. So what it wins is room
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from auction.entry import Entry
+from auction.candidate import Candidate
 from domain.criteria import About, names
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, Plan
@@ -39,7 +39,7 @@ Supply = Mapping[str, Mapping[str, int]]
 class Head:
     """The queue's head, with what each region offers for each of its workloads as if it were alone."""
 
-    entries: Sequence[Entry]
+    candidates: Sequence[Candidate]
     bids: Sequence[Mapping[str, Bid]]
     supply: Mapping[int, Supply]
     """By rank: what a workload of that rank may use."""
@@ -72,27 +72,27 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
         if bid.plan is not None and (i not in alone or _as_good(bid.plan, alone[i]))
     }
     x = {(i, region): model.new_bool_var(f"{i}@{region}") for i, region in plans}
-    own = {i: [v for (j, _), v in x.items() if j == i] for i in range(len(head.entries))}
+    own = {i: [v for (j, _), v in x.items() if j == i] for i in range(len(head.candidates))}
     for i, options in own.items():
         if i in alone:
             model.add_exactly_one(options)
         else:
             model.add_at_most_one(options)
-    ranks = sorted({entry.request.rank for entry in head.entries})
+    ranks = sorted({candidate.request.rank for candidate in head.candidates})
     needs = {(i, region): _need(head, i, region) for i, region in x}
     for rank in ranks:
         for region, supply in head.supply[rank].items():
-            below = [(i, r) for i, r in x if r == region and head.entries[i].request.rank >= rank]
+            below = [(i, r) for i, r in x if r == region and head.candidates[i].request.rank >= rank]
             for resource, amount in supply.items():
                 model.add(sum(needs[at].get(resource, 0) * x[at] for at in below) <= amount)
     most, costs = _cost(alone.values()), {at: _cost([plan]) for at, plan in plans.items()}
     for k, amount in enumerate(most):
         model.add(sum(costs[at][k] * v for at, v in x.items()) <= amount)
-    scale = len(head.entries) * (1 + max((len(options) for options in own.values()), default=0))
+    scale = len(head.candidates) * (1 + max((len(options) for options in own.values()), default=0))
     worth = {(i, region): -scale * _victims(plan) - _place(head, i, region) for (i, region), plan in plans.items()}
     weight = scale * (1 + most[_VICTIMS])  # More than all victims that there may be.
     for rank in reversed(ranks):
-        numbers = {i for i, entry in enumerate(head.entries) if entry.request.rank == rank}
+        numbers = {i for i, candidate in enumerate(head.candidates) if candidate.request.rank == rank}
         for at in x:
             worth[at] += weight if at[0] in numbers else 0
         weight *= 1 + len(numbers)
@@ -133,7 +133,7 @@ def _machines(plan: Plan) -> frozenset[str]:
 
 
 def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
-    ranks = [head.entries[i].request.rank for i in placed]
+    ranks = [head.candidates[i].request.rank for i in placed]
     return tuple(ranks.count(rank) for rank in range(1, OVER_QUOTA_RANK + 1))
 
 
@@ -170,15 +170,15 @@ def _cost(plans: Iterable[Plan]) -> list[int]:
 def _place(head: Head, i: int, region: str) -> int:
     """How many of its plans a workload would like better."""
     plans = {r: bid.plan for r, bid in head.bids[i].items() if bid.plan is not None}
-    keys = {r: head.entries[i].preference(plan) for r, plan in plans.items()}
+    keys = {r: head.candidates[i].preference(plan) for r, plan in plans.items()}
     return sum(key < keys[region] for key in keys.values())
 
 
 def _need(head: Head, i: int, region: str) -> dict[str, int]:
     plan = head.bids[i][region].plan
     assert plan is not None, "only plans have a variable"
-    out = {CPUS: sum(job.cpus_milli for job in head.entries[i].request.jobs)}
-    for job, placement in zip(head.entries[i].request.jobs, plan.jobs, strict=True):
+    out = {CPUS: sum(job.cpus_milli for job in head.candidates[i].request.jobs)}
+    for job, placement in zip(head.candidates[i].request.jobs, plan.jobs, strict=True):
         if placement.gpu_type is not None:
             out[placement.gpu_type] = out.get(placement.gpu_type, 0) + job.gpus
     return out

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, insert
 
-from activities.scheduling.awards import Awarded, Candidate, Verdict, award, connected
+from activities.scheduling.awards import Awarded, PlannedAward, Verdict, award, connected
 from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
 from bench.postgres import postgres
 from domain.criteria import PlanQuality
@@ -150,7 +150,7 @@ class House:
 
 
 def _award(connection: psycopg.Connection[Any], plans: Iterable[Plan]) -> Awarded:
-    return award(connection, (Candidate(plan, 3, _SPEC.requests()) for plan in plans))
+    return award(connection, (PlannedAward(plan, 3, _SPEC.requests()) for plan in plans))
 
 
 def _tried(plans: Sequence[Plan]) -> list[tuple[Plan | None, Plan]]:

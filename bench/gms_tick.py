@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.reading import Reader
-from activities.scheduling.scheduler_state import Held
+from activities.scheduling.scheduler_state import SchedulerState
 from bench import queues
 from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, seconds
 from bench.postgres import postgres
@@ -55,7 +55,7 @@ class Schedulers:
     """The schedulers of one process, as the embedded stack has them: what they hold, and their activities."""
 
     def __init__(self, engine: Engine) -> None:
-        self.held = Held(engine, SETTINGS.scheduler)
+        self.held = SchedulerState(engine, SETTINGS.scheduler)
         self._auction = AuctionActivities(engine, SETTINGS, self.held, [f"r{r}" for r in range(REGIONS)])
         self._region = RegionActivities(engine, self.held)
 

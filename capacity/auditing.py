@@ -7,7 +7,7 @@ from capacity.providers import Found
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A live instance of one provider in the ledger."""
 
     native_id: str | None
@@ -28,7 +28,9 @@ class Differences:
     """Instances that the provider has launched and does not have."""
 
 
-def compare(entries: Mapping[str, Entry], found: Sequence[Found], now_s: float, lists_late_s: float) -> Differences:
+def compare(
+    entries: Mapping[str, LedgerEntry], found: Sequence[Found], now_s: float, lists_late_s: float
+) -> Differences:
     """What differs between the ledger and a provider's list.
 
     The list must be asked for before the ledger is read: whatever it names was in the ledger before it was launched.

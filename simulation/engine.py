@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from auction.entry import Entry, Outcome
-from auction.market import Market, Options
+from auction.auction import Auction, Options
+from auction.candidate import Candidate, Outcome
 from domain.scheduling import (
     CreditWeights,
     MachineState,
@@ -72,8 +72,8 @@ class Engine(Protocol):
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
 
-    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
-        """Bids and awards, in the order of the entries; the regions know of the awards."""
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+        """Bids and awards, in the order of the candidates; the regions know of the awards."""
 
     def running(self, region: str, workload: RunningWorkload) -> None:
         """A workload holds all that it was promised, or its rank or checkpoint is new."""
@@ -121,7 +121,7 @@ class Ranks:
 
 
 class Production(Ranks):
-    """The decision packages as the live system runs them: queue and regions as columns, the auction's market."""
+    """The decision packages as the live system runs them: queue and regions as columns, the auction's auction."""
 
     def __init__(
         self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, options: Options
@@ -134,37 +134,37 @@ class Production(Ranks):
                 region.put_machine(state)
             region.refresh(0.0)
             regions.append(region)
-        self._market = Market(regions, options)
+        self._auction = Auction(regions, options)
         self._decisions = 0
 
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
-        self._market.open(now_s)
+        self._auction.open(now_s)
 
-    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
-        """Bids and awards, in the order of the entries."""
-        self._decisions += len(entries)
-        return self._market.place(entries)
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+        """Bids and awards, in the order of the candidates."""
+        self._decisions += len(candidates)
+        return self._auction.place(candidates)
 
     def running(self, region: str, workload: RunningWorkload) -> None:
         """A workload's row among the holders."""
-        self._market.regions[region].put_running(workload)
+        self._auction.regions[region].put_running(workload)
 
     def leave(self, region: str, workload: str) -> None:
         """A workload gives up all that it holds."""
-        leave(self._market.regions[region], workload)
+        leave(self._auction.regions[region], workload)
 
     def join(self, region: str, machine: MachineState) -> None:
         """A machine is there from now on."""
-        self._market.regions[region].put_machine(machine)
+        self._auction.regions[region].put_machine(machine)
 
     def close(self, region: str, machine: str) -> None:
         """A machine takes nothing new."""
-        self._market.regions[region].drop_machine(machine)
+        self._auction.regions[region].drop_machine(machine)
 
     def counts(self) -> Counts:
         """What was decided so far."""
-        stats = self._market.stats
+        stats = self._auction.stats
         return Counts(self._decisions, stats.negative_hits, stats.negative_misses)
 
 

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from auction.entry import Entry
+from auction.candidate import Candidate
 from auction.immunity import immune_to
 from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.priority import OVER_QUOTA_RANK
@@ -149,7 +149,7 @@ class Passes:
             reserved, by the place in the queue of the workload that reserved it.
         """
         stage = self._stage
-        entries: list[Entry] = []
+        candidates: list[Candidate] = []
         lives: list[Life] = []
         for place in batch.tolist():
             life = stage.lives[int(standing.order[place])]
@@ -163,21 +163,23 @@ class Passes:
             displaces = frozenset(ranked.displaces)
             request = PlacementRequest(life.id, ranked.rank, jobs, immune_to(life.id, stage.evictors), displaces)
             waited_s = now_s - life.waits_since_s
-            entries.append(Entry(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s))
+            candidates.append(
+                Candidate(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s)
+            )
             lives.append(life)
         refused: list[int] = []
         reserved: dict[int, str] = {}
-        for place, life, entry, outcome in zip(
-            batch.tolist(), lives, entries, stage.engine.place(entries), strict=True
+        for place, life, candidate, outcome in zip(
+            batch.tolist(), lives, candidates, stage.engine.place(candidates), strict=True
         ):
             if outcome.plan is not None:
-                stage.award(now_s, life, entry.request, outcome.plan, entry.request.rank)
+                stage.award(now_s, life, candidate.request, outcome.plan, candidate.request.rank)
                 # Those have another rank now: others may evict them.
-                self.news |= not entry.request.displaces.issubset(outcome.plan.victims)
+                self.news |= not candidate.request.displaces.issubset(outcome.plan.victims)
             elif (
-                not entry.request.may_not_evict
-                and entry.request.jobs == life.workload.jobs
-                and len(entry.request.jobs) == 1
+                not candidate.request.may_not_evict
+                and candidate.request.jobs == life.workload.jobs
+                and len(candidate.request.jobs) == 1
             ):
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)
             if outcome.reserved is not None:

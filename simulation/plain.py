@@ -7,7 +7,7 @@ import numpy as np
 
 import gms.reference
 import rms.reference
-from auction.entry import Entry, Outcome
+from auction.candidate import Candidate, Outcome
 from domain.scheduling import (
     CreditWeights,
     MachineState,
@@ -70,23 +70,23 @@ class Plain:
         """Begins a pass over the queue."""
         self._now_s = now_s
 
-    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
         """Bids and awards one workload after another."""
-        return [self._place(entry) for entry in entries]
+        return [self._place(candidate) for candidate in candidates]
 
-    def _place(self, entry: Entry) -> Outcome:
+    def _place(self, candidate: Candidate) -> Outcome:
         self._counts.decisions += 1
         bids = []
         for region in self._ledgers:
-            if entry.regions is None or region in entry.regions:
-                bids.append(rms.reference.bid(self._snapshot(region), entry.request))
+            if candidate.regions is None or region in candidate.regions:
+                bids.append(rms.reference.bid(self._snapshot(region), candidate.request))
                 self._counts.negative_misses += 1
         plan = rms.reference.best(bid.plan for bid in bids if bid.plan is not None)
         if plan is None:
-            return Outcome(entry.request.workload, None, {bid.region: bid for bid in bids})
-        self._award(plan, entry)
+            return Outcome(candidate.request.workload, None, {bid.region: bid for bid in bids})
+        self._award(plan, candidate)
         won = next(bid for bid in bids if bid.plan is plan)
-        return Outcome(entry.request.workload, won, {bid.region: bid for bid in bids})
+        return Outcome(candidate.request.workload, won, {bid.region: bid for bid in bids})
 
     def _snapshot(self, region: str) -> RegionSnapshot:
         ledger = self._ledgers[region]
@@ -97,13 +97,13 @@ class Plain:
         machines = tuple(map(ledger.state, filter(ledger.is_open, ledger.machines)))
         return RegionSnapshot(region, self._now_s, machines, tuple(running))
 
-    def _award(self, plan: Plan, entry: Entry) -> None:
-        self._ledgers[plan.region].award(plan, entry.request.jobs)
+    def _award(self, plan: Plan, candidate: Candidate) -> None:
+        self._ledgers[plan.region].award(plan, candidate.request.jobs)
         running = self._running[plan.region]
         for victim in plan.victims:
             running[victim] = replace(running[victim], evictable=False)
         running[plan.workload] = RunningWorkload(
-            plan.workload, entry.request.rank, self._now_s, (), None, evictable=False
+            plan.workload, candidate.request.rank, self._now_s, (), None, evictable=False
         )
 
     def running(self, region: str, workload: RunningWorkload) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from auction.market import Options
+from auction.auction import Options
 from domain.scheduling import CreditWeights, TenantState
 from infra.errors import ConfigurationError
 from simulation import result

@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.suspects import Suspects
-from capacity.auditing import Differences, Entry, compare
+from capacity.auditing import Differences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.providers import Found, Provider, ProviderUnavailable
 from domain import ids
@@ -101,7 +101,7 @@ class Keeper:
                     InstanceRow.provider == provider.name, InstanceRow.gone_at.is_(None)
                 )
             )
-            entries = {id_: Entry(native, None if at is None else float(at)) for id_, native, at in rows}
+            entries = {id_: LedgerEntry(native, None if at is None else float(at)) for id_, native, at in rows}
         return compare(entries, found, now_s, provider.lists_late_s)
 
     def _settle(self, name: str, provider: Provider, differences: Differences) -> None:

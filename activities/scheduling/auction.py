@@ -13,14 +13,14 @@ from temporalio import activity
 from activities.data import on_demand
 from activities.scheduling import awards
 from activities.scheduling.bids import Asked, asked, region_bid, region_bids
-from activities.scheduling.candidates import closed_to, entries, with_bids
+from activities.scheduling.candidates import candidates, closed_to, with_bids
 from activities.scheduling.dry_run import dry_run
 from activities.scheduling.pace import Share
-from activities.scheduling.scan_result import Order, batch, put_batch
-from activities.scheduling.scheduler_state import Held
+from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
+from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import Listening
 from activities.scheduling.waiting import explain
-from auction.entry import Outcome, Stats
+from auction.candidate import Outcome, Stats
 from domain.phases import QUEUED_PHASES, Phase
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from domain.reasons import Reason, ReasonCode
@@ -45,14 +45,14 @@ _PUBLISHING_SHARE = 0.1
 class AuctionActivities:
     """The queue's side: scans and awards."""
 
-    def __init__(self, engine: Engine, settings: Settings, held: Held, here: Collection[str] = ()) -> None:
+    def __init__(self, engine: Engine, settings: Settings, state: SchedulerState, here: Collection[str] = ()) -> None:
         """`here` are regions whose RMS is this very process: it need not ask itself for bids."""
         self._engine = engine
         self._settings = settings.scheduler
-        self._held = held
+        self._state = state
         self._here = frozenset(here)
         self._listening = Listening(engine, self._settings)
-        self._order: Order | None = None
+        self._scanned: ScannedQueue | None = None
         """The newest scan's, if this process made it."""
         self._publish_from_s = 0.0
         """On the monotonic clock."""
@@ -71,41 +71,41 @@ class AuctionActivities:
     def _scan(self) -> ScanTicket:
         with transaction(self._engine) as session:
             number = int(session.execute(text("select nextval('scan_number')")).scalar_one())
-        with self._held.current() as held:
-            scan = held.queue.scan(held.now_s)
-            order = self._order = Order(number, held.now_s, scan)
-            ranks = held.queue.other_ranks(scan)
-            regions, now_s = held.regions.keys() - self._here, held.now_s
+        with self._state.current() as state:
+            scan = state.queue.scan(state.now_s)
+            scanned = self._scanned = ScannedQueue(number, state.now_s, scan)
+            ranks = state.queue.other_ranks(scan)
+            regions, now_s = state.regions.keys() - self._here, state.now_s
         self._counters["scans"] += 1
         with transaction(self._engine) as session:
             write_ranks(session, ranks)
             asking = self._listening.ask(session, number, regions, now_s)
             session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
-            if len(order) and regions:
-                put_batch(session, number, 0, order.entries(0, self._settings.batch))
+            if len(scanned) and regions:
+                put_batch(session, number, 0, scanned.batch(0, self._settings.batch))
         self._listening.publish()
-        if not len(order):
-            self._publish(order)
+        if not len(scanned):
+            self._publish(scanned)
         return ScanTicket(
             scan=number,
             regions=asking.waited_for,
             batch=self._settings.batch,
             bid_timeout_s=self._settings.bid_deadline_s,
             interval_s=self._settings.scan_interval_s,
-            queued=len(order),
+            queued=len(scanned),
             probed=asking.probed,
             probe_timeout_s=self._settings.bid_timeout_s,
             silent=self._listening.silent,
             rest_s=self._listening.due_s(now_s),
         )
 
-    def _publish(self, order: Order) -> float | None:
-        """Publishes a scan's order, or says in how many seconds that is due."""
+    def _publish(self, scanned: ScannedQueue) -> float | None:
+        """Publishes the queue as a scan found it, or says in how many seconds that is due."""
         began_s = time.monotonic()
         if began_s < self._publish_from_s:
             return self._publish_from_s - began_s
         with transaction(self._engine) as session:
-            published.publish(session, order.published(), self._counters)
+            published.publish(session, scanned.published(), self._counters)
         took_s = time.monotonic() - began_s
         self._publish_from_s = began_s + took_s / _PUBLISHING_SHARE
         return None
@@ -124,64 +124,64 @@ class AuctionActivities:
             return self._award(request)
 
     def _award(self, request: AwardRequest) -> AwardResult:
-        order = self._order if self._order is not None and self._order.number == request.scan else None
-        result = self._settle(order, request)
+        scanned = self._scanned if self._scanned is not None and self._scanned.number == request.scan else None
+        result = self._settle(scanned, request)
         self._listening.publish()
-        if order is None:
+        if scanned is None:
             result.over = True
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
         else:
-            self._go_on(order, request, result)
+            self._go_on(scanned, request, result)
         return result
 
-    def _go_on(self, order: Order, request: AwardRequest, result: AwardResult) -> None:
+    def _go_on(self, scanned: ScannedQueue, request: AwardRequest, result: AwardResult) -> None:
         """Puts the next batch where regions find it, or publishes the queue after the last."""
         following = request.first + self._settings.batch
-        if following >= len(order):
-            due = [s for s in (result.rest_s, self._publish(order)) if s is not None]
+        if following >= len(scanned):
+            due = [s for s in (result.rest_s, self._publish(scanned)) if s is not None]
             result.rest_s = min(due, default=None)
             return
-        if self._held.regions.keys() <= self._here:
+        if self._state.regions.keys() <= self._here:
             return
         with transaction(self._engine) as session:
-            put_batch(session, order.number, following, order.entries(following, self._settings.batch))
+            put_batch(session, scanned.number, following, scanned.batch(following, self._settings.batch))
 
-    def _settle(self, order: Order | None, request: AwardRequest) -> AwardResult:
+    def _settle(self, scanned: ScannedQueue | None, request: AwardRequest) -> AwardResult:
         """Places, awards, and explains to those who wait why they do."""
         result = AwardResult(awarded=0, waiting=0, rebids=0)
-        with self._held.current() as held:
-            self._listening.miss(request.scan, request.unreachable, held.now_s)
-            result.rest_s = self._listening.due_s(held.now_s)
+        with self._state.current() as state:
+            self._listening.miss(request.scan, request.unreachable, state.now_s)
+            result.rest_s = self._listening.due_s(state.now_s)
             with transaction(self._engine) as session:
-                left_out = failing_buckets(session, held.regions)
-                left_out |= self._listening.reasons(request.unreachable, held.now_s)
-                reachable = held.regions.keys() - left_out.keys()
-                if order is not None:
-                    queued = order.entries(request.first, self._settings.batch)
+                left_out = failing_buckets(session, state.regions)
+                left_out |= self._listening.reasons(request.unreachable, state.now_s)
+                reachable = state.regions.keys() - left_out.keys()
+                if scanned is not None:
+                    queued = scanned.batch(request.first, self._settings.batch)
                 else:
                     queued = batch(session, request.scan, request.first)
                 todo = asked(session, queued)
                 bids = {}
                 if not reachable <= self._here:
                     bids = region_bids(session, request.scan, request.first)
-            market = held.market(request.scan)
-            before = replace(market.stats)
-            shut = closed_to(held, todo, left_out)
+            auction = state.auction(request.scan)
+            before = replace(auction.stats)
+            shut = closed_to(state, todo, left_out)
             last: dict[str, Outcome] = {}
             conflicts: dict[str, Reason] = {}
             stale: Counter[str] = Counter()
             waiting: list[Asked] = []
-            first, asked_once = with_bids(shut, bids), market.stats.bids
+            first, asked_once = with_bids(shut, bids), auction.stats.bids
             while todo:
                 outcomes: list[Outcome] = []
-                answers = [first[a.entry.workload] for a in todo]
-                placing = market.placing(entries(todo, reachable, held.now_s), answers)
+                answers = [first[a.queued.workload] for a in todo]
+                placing = auction.placing(candidates(todo, reachable, state.now_s), answers)
                 with closing(placing), awards.connected(self._engine) as connection:
-                    done = awards.award(connection, _candidates(todo, placing, outcomes))
+                    done = awards.award(connection, _planned_awards(todo, placing, outcomes))
                 if first is not shut:
-                    first, asked_once = shut, market.stats.bids  # What was bid at first is of another time then.
-                    result.rebids = market.stats.rebids - before.rebids
+                    first, asked_once = shut, auction.stats.bids  # What was bid at first is of another time then.
+                    result.rebids = auction.stats.rebids - before.rebids
                 placed = [outcome.bid for outcome in outcomes]
                 result.awarded += done.count
                 settled = _settled(placed, done)
@@ -197,21 +197,21 @@ class AuctionActivities:
                 failed, of = todo[settled], placed[settled]
                 for bid in placed[settled:]:
                     if bid is not None and bid.plan is not None:
-                        held.doubt(bid.plan)
-                held.look()
-                market = held.market(request.scan)
-                market.forget_refusals()
-                workload = failed.entry.workload
+                        state.doubt(bid.plan)
+                state.look()
+                auction = state.auction(request.scan)
+                auction.forget_refusals()
+                workload = failed.queued.workload
                 stale[workload] += 1
                 again = done.verdict is awards.Verdict.STALE and stale[workload] < _TRIES
                 if done.verdict is awards.Verdict.STALE and not again and of is not None:
                     conflicts[workload] = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
                     waiting.append(failed)
                 todo = todo[settled if again else settled + 1 :]
-            result.rebids += market.stats.bids - asked_once
+            result.rebids += auction.stats.bids - asked_once
             result.waiting = len(waiting)
-            self._count(market.stats, before)
-            self._explain(held, waiting, last, conflicts, sorted(left_out))
+            self._count(auction.stats, before)
+            self._explain(state, waiting, last, conflicts, sorted(left_out))
         if any(count == _TRIES for count in stale.values()):
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
@@ -224,7 +224,7 @@ class AuctionActivities:
 
     def _explain(
         self,
-        held: Held,
+        state: SchedulerState,
         waiting: Sequence[Asked],
         outcomes: Mapping[str, Outcome],
         conflicts: Mapping[str, Reason],
@@ -233,27 +233,29 @@ class AuctionActivities:
         """Publishes why workloads wait; starts to bring data near hardware where no region has both."""
         reasons = {}
         for a in waiting:
-            workload, outcome = a.entry.workload, outcomes[a.entry.workload]
+            workload, outcome = a.queued.workload, outcomes[a.queued.workload]
             found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
-            if a.entry.reason is not None:
-                found.insert(0, a.entry.reason)
+            if a.queued.reason is not None:
+                found.insert(0, a.queued.reason)
             targets = on_demand.targets(outcome.bids.values())
             if workload not in conflicts and targets:
                 reachable = [region for region in targets if region not in unreachable]
-                found = self._bring_data(held, a, reachable, unreachable) + found
+                found = self._bring_data(state, a, reachable, unreachable) + found
             reasons[workload] = found
         explain(self._engine, reasons)
 
-    def _bring_data(self, held: Held, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]) -> list[Reason]:
+    def _bring_data(
+        self, state: SchedulerState, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]
+    ) -> list[Reason]:
         """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
         offers: list[Bid] = []
         with transaction(self._engine) as session:
             if on_demand.may_be_placed_later(session, a.ask, a.level, unreachable):
                 return []
-            if not on_demand.is_on_its_way(session, a.entry.workload, a.ask.tables):
-                offers = [region_bid(held.planner(r), a, ignore_data=True) for r in reachable if r in held.regions]
+            if not on_demand.is_on_its_way(session, a.queued.workload, a.ask.tables):
+                offers = [region_bid(state.planner(r), a, ignore_data=True) for r in reachable if r in state.regions]
         with transaction(self._engine) as session:
-            row = session.get(Workload, a.entry.workload, with_for_update=True)
+            row = session.get(Workload, a.queued.workload, with_for_update=True)
             if row is None or Phase(row.phase) not in QUEUED_PHASES:
                 return []
             return on_demand.bring_data(session, row, a.ask, a.level, offers)
@@ -262,9 +264,9 @@ class AuctionActivities:
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
         """Scans and bids with one more workload in the queue. Nothing is written."""
         with transaction(self._engine) as session:
-            left_out = failing_buckets(session, self._held.regions)
-        left_out |= self._listening.reasons(self._listening.silent, self._held.now_s)
-        return dry_run(self._engine, self._held, request, left_out)
+            left_out = failing_buckets(session, self._state.regions)
+        left_out |= self._listening.reasons(self._listening.silent, self._state.now_s)
+        return dry_run(self._engine, self._state, request, left_out)
 
 
 _WRITE_RANKS = text(
@@ -282,14 +284,14 @@ def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
 
 
-def _candidates(
+def _planned_awards(
     batch: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
-) -> Iterator[awards.Candidate]:
+) -> Iterator[awards.PlannedAward]:
     """Those of a batch that are placed, as they are; all outcomes so far go to `outcomes`."""
     for a, outcome in zip(batch, placing, strict=True):
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
-            yield awards.Candidate(outcome.bid.plan, a.entry.rank, a.ask.jobs, outcome.bid.victim_attempts)
+            yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.ask.jobs, outcome.bid.victim_attempts)
 
 
 def _lets_others_evict(settled: Sequence[Asked], placed: Sequence[Bid | None]) -> bool:

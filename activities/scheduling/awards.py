@@ -29,7 +29,7 @@ _AWARD = b"select awarded, gone from award_plans(%s::jsonb)"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlannedAward:
     """A plan that is to be awarded."""
 
     plan: Plan
@@ -50,7 +50,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Awarded:
-    """How far an award came: the first `count` candidates are placed; `verdict` is about the next one."""
+    """How far an award came: the first `count` awards are placed; `verdict` is about the next one."""
 
     count: int
     verdict: Verdict | None = None
@@ -76,8 +76,8 @@ def connected(engine: Engine) -> Iterator[Connection[Any]]:
         pooled.close()
 
 
-def award(connection: Connection[Any], candidates: Iterable[Candidate]) -> Awarded:
-    """Awards candidates in queue order, many in one transaction, up to the first that cannot be.
+def award(connection: Connection[Any], awards: Iterable[PlannedAward]) -> Awarded:
+    """Commits awards in queue order, many in one transaction, up to the first that cannot be.
 
     Of a long batch some are written while the next are asked for, and maybe found only then. After one that cannot be,
     no more are asked for than those.
@@ -85,7 +85,7 @@ def award(connection: Connection[Any], candidates: Iterable[Candidate]) -> Award
     Nobody else loses by that one: what comes before it is placed, what comes after it has changed nothing, and its
     region may bid again before they do. Readers of events and mail are not woken (`infra.db.outbox.wake_readers` does).
     """
-    rest, size, count = iter(candidates), _FIRST, 0
+    rest, size, count = iter(awards), _FIRST, 0
     some = list(islice(rest, size))
     if len(some) < size:
         return _award_some(connection, some) if some else Awarded(0)
@@ -101,12 +101,12 @@ def award(connection: Connection[Any], candidates: Iterable[Candidate]) -> Award
     return Awarded(count)
 
 
-def _award_some(connection: Connection[Any], candidates: Sequence[Candidate]) -> Awarded:
-    body = json.dumps([_body(candidate) for candidate in candidates])
+def _award_some(connection: Connection[Any], awards: Sequence[PlannedAward]) -> Awarded:
+    body = json.dumps([_body(planned) for planned in awards])
     try:
         found = connection.execute(_AWARD, (body,)).fetchone()
     except psycopg.IntegrityError:
-        return _one_by_one(connection, candidates)
+        return _one_by_one(connection, awards)
     assert found is not None
     count, gone = found
     if gone is None:
@@ -114,19 +114,19 @@ def _award_some(connection: Connection[Any], candidates: Sequence[Candidate]) ->
     return Awarded(count, Verdict.GONE if gone else Verdict.STALE)
 
 
-def _one_by_one(connection: Connection[Any], candidates: Sequence[Candidate]) -> Awarded:
+def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> Awarded:
     """After the database's own refusal, which does not say of whom: a transaction for each, so that it shows."""
-    for count, candidate in enumerate(candidates if len(candidates) > 1 else ()):
-        done = award(connection, [candidate])
+    for count, planned in enumerate(awards if len(awards) > 1 else ()):
+        done = award(connection, [planned])
         if done.verdict is not None:
             return Awarded(count, done.verdict)
-    return Awarded(len(candidates)) if len(candidates) > 1 else Awarded(0, Verdict.STALE)
+    return Awarded(len(awards)) if len(awards) > 1 else Awarded(0, Verdict.STALE)
 
 
-def _body(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as `award_plans` reads it."""
-    plan, rank, victims = candidate.plan, candidate.rank, list(candidate.plan.victims)
-    wanted = shares(candidate.jobs, plan.jobs)
+def _body(planned: PlannedAward) -> dict[str, Any]:
+    """An award as `award_plans` reads it."""
+    plan, rank, victims = planned.plan, planned.rank, list(planned.plan.victims)
+    wanted = shares(planned.jobs, plan.jobs)
     reason = Reason(ReasonCode.AWARDED, {"region": plan.region, "machines": len(wanted), "victims": len(victims)})
     waiting = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": victims, "region": plan.region})
     return {
@@ -139,22 +139,22 @@ def _body(candidate: Candidate) -> dict[str, Any]:
             "rank": rank,
             "lost_gpu_s": plan.quality.lost_gpu_s,
         },
-        "gpu_types": _gpu_types(candidate),
-        "cpus_milli": sum(job.cpus_milli for job in candidate.jobs),
+        "gpu_types": _gpu_types(planned),
+        "cpus_milli": sum(job.cpus_milli for job in planned.jobs),
         "machines": [
             {"machine": m, "gpus": s.gpus, "cpus_milli": s.cpus_milli, "memory_bytes": s.memory_bytes}
             for m, s in wanted.items()
         ],
-        "victims": [{"victim": v, "attempt": candidate.victims.get(v)} for v in victims],
+        "victims": [{"victim": v, "attempt": planned.victims.get(v)} for v in victims],
         "reason": reason.to_json(),
         "waiting_reason": waiting.to_json() if victims else None,
         "detail": {"machines": sorted(wanted), "victims": victims, "rank": rank},
     }
 
 
-def _gpu_types(candidate: Candidate) -> dict[str, int]:
+def _gpu_types(planned: PlannedAward) -> dict[str, int]:
     out: dict[str, int] = {}
-    for request, job in zip(candidate.jobs, candidate.plan.jobs, strict=True):
+    for request, job in zip(planned.jobs, planned.plan.jobs, strict=True):
         if job.gpu_type is not None and request.gpus:
             out[job.gpu_type] = out.get(job.gpu_type, 0) + request.gpus
     return out

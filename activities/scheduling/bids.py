@@ -12,10 +12,9 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.scheduling.scan_result import Entry as Queued
-from activities.scheduling.scan_result import batch
-from activities.scheduling.scheduler_state import Held
-from auction.entry import Entry
+from activities.scheduling.scan_result import QueuedWorkload, batch
+from activities.scheduling.scheduler_state import SchedulerState
+from auction.candidate import Candidate
 from auction.immunity import immune_to
 from domain.ask import Ask, ask_of
 from domain.phases import QUEUED_PHASES
@@ -45,7 +44,7 @@ _EVICTIONS = text("select victim, evictor from eviction where change = newest_ou
 class Asked:
     """One workload of a batch as regions are asked about it."""
 
-    entry: Queued
+    queued: QueuedWorkload
     ask: Ask
     request: PlacementRequest
     replicas: Replicas
@@ -59,11 +58,11 @@ class Asked:
         return self.ask.allows_region(region) and can_read(self.replicas, self.ask.tables, region, level=self.level)
 
 
-def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
-    """The entries that are still queued and that nobody holds, in the same order, with what Postgres says of them."""
-    if not entries:
+def asked(session: Session, queued: Sequence[QueuedWorkload]) -> list[Asked]:
+    """Those that are still queued and that nobody holds, in the same order, with what Postgres says of them."""
+    if not queued:
         return []
-    rows = session.execute(_ASKS, {"ids": [e.workload for e in entries], "phases": sorted(QUEUED_PHASES)})
+    rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
     asks, said = dict[str, Ask](), dict[str, tuple[float, int]]()
     for workload, ask, at_s, level in rows:
         asks[workload], said[workload] = ask_of(ask), (at_s, level)
@@ -77,20 +76,20 @@ def asked(session: Session, entries: Sequence[Queued]) -> list[Asked]:
             replicas,
             *said[e.workload],
         )
-        for e in entries
+        for e in queued
         if e.workload in asks
     ]
 
 
-def placement_request(entry: Queued, ask: Ask, immune: frozenset[str] = frozenset()) -> PlacementRequest:
+def placement_request(queued: QueuedWorkload, ask: Ask, immune: frozenset[str] = frozenset()) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 
     `immune` are the workloads that it may not evict.
     """
     jobs = ask.jobs
-    if entry.gpu_types is not None:
-        jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, entry.gpu_types, strict=True))
-    return PlacementRequest(entry.workload, entry.rank, jobs, immune, frozenset(entry.displaces))
+    if queued.gpu_types is not None:
+        jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, queued.gpu_types, strict=True))
+    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces))
 
 
 def newest_evictors(session: Session) -> dict[str, set[str]]:
@@ -135,21 +134,21 @@ def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> 
 class RegionActivities:
     """What a region's RMS processes do in an auction. They touch nothing but their own bids."""
 
-    def __init__(self, engine: Engine, held: Held) -> None:
+    def __init__(self, engine: Engine, state: SchedulerState) -> None:
         self._engine = engine
-        self._held = held
+        self._state = state
 
     @activity.defn(name=Activity.BID.value)
     def bid(self, request: BidRequest) -> int:
         """Bids on what may run here of a batch, each against the same state; the number of plans found."""
         with transaction(self._engine) as session:
             wanted = asked(session, batch(session, request.scan, request.first))
-        with self._held.current() as held:
-            if request.region not in held.regions:
+        with self._state.current() as state:
+            if request.region not in state.regions:
                 return 0
-            desk = held.market(request.scan).desk(request.region)
+            bidder = state.auction(request.scan).bidder(request.region)
             open_to = [a for a in wanted if a.may_run_in(request.region)]
-            bids = [desk.bid(Entry(a.request, max_runtime_s=a.ask.max_runtime_s)) for a in open_to]
+            bids = [bidder.bid(Candidate(a.request, max_runtime_s=a.ask.max_runtime_s)) for a in open_to]
         row = {"scan": request.scan, "first": request.first, "region": request.region}
         with transaction(self._engine) as session:
             found = insert(RegionBid).values(**row, bids=BIDS.dump_json(bids))

@@ -1,10 +1,10 @@
-"""How a batch of the queue is put to the market (`auction`): who may run where, and what is known beforehand."""
+"""How a batch of the queue is put to the auction (`auction`): who may run where, and what is known beforehand."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from activities.scheduling.bids import Asked, closed
-from activities.scheduling.scheduler_state import Held
-from auction.entry import Entry
+from activities.scheduling.scheduler_state import SchedulerState
+from auction.candidate import Candidate
 from domain.reasons import Reason
 from domain.scheduling import Bid
 
@@ -12,10 +12,10 @@ Answers = dict[str, Bid]
 """By region."""
 
 
-def entries(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Entry]:
-    """A batch as the market takes it: each workload may run where the user lets it and its data is, in `regions`."""
+def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Candidate]:
+    """A batch as the auction takes it: each workload may run where the user lets it and its data is, in `regions`."""
     return [
-        Entry(
+        Candidate(
             a.request,
             regions=frozenset(region for region in regions if a.may_run_in(region)),
             waited_s=max(0.0, now_s - a.submitted_s),
@@ -25,16 +25,16 @@ def entries(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Ent
     ]
 
 
-def closed_to(held: Held, batch: Sequence[Asked], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
+def closed_to(state: SchedulerState, batch: Sequence[Asked], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
     """By workload, the answers of regions that cannot have it, whatever is free there; `left_out` ones with why."""
     answers: dict[str, Answers] = {}
     for a in batch:
-        own = answers[a.entry.workload] = {}
-        for region in held.regions:
+        own = answers[a.queued.workload] = {}
+        for region in state.regions:
             if not a.may_run_in(region):
-                own[region] = closed(held.planner(region), a)
+                own[region] = closed(state.planner(region), a)
             elif region in left_out:
-                own[region] = Bid(a.entry.workload, region, None, (left_out[region],))
+                own[region] = Bid(a.queued.workload, region, None, (left_out[region],))
     return answers
 
 

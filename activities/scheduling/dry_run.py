@@ -6,10 +6,10 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from activities.scheduling.bids import Asked, placement_request
-from activities.scheduling.candidates import closed_to, entries
+from activities.scheduling.candidates import candidates, closed_to
 from activities.scheduling.reading import QueuedRow
-from activities.scheduling.scan_result import Entry
-from activities.scheduling.scheduler_state import Held, microseconds
+from activities.scheduling.scan_result import QueuedWorkload
+from activities.scheduling.scheduler_state import SchedulerState, microseconds
 from domain.ask import ask_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult
@@ -25,8 +25,10 @@ DRY_RUN_ID = "~dry-run"
 """Sorts after every id, so that ties go to workloads that exist."""
 
 
-def dry_run(engine: Engine, held: Held, request: DryRunRequest, left_out: Mapping[str, Reason]) -> DryRunResult:
-    """Scans and bids as if the workload were queued. What is held is as it was afterwards.
+def dry_run(
+    engine: Engine, state: SchedulerState, request: DryRunRequest, left_out: Mapping[str, Reason]
+) -> DryRunResult:
+    """Scans and bids as if the workload were queued. The scheduler state is as it was afterwards.
 
     Plans are made and compared as in an auction: what the newest pass reserved is out of reach, and regions in
     `left_out` have no part, each for its reason.
@@ -40,22 +42,22 @@ def dry_run(engine: Engine, held: Held, request: DryRunRequest, left_out: Mappin
         ask = ask_of(written)
         replicas = ready_replicas(session, ask.tables)
         level = max(session.get_one(Tenant, spec.tenant).level, spec.level or HIGHEST_LEVEL)
-    with held.current():
-        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(held.now_s), written)
+    with state.current():
+        own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
         try:
-            held.queue.put_workloads([own])
-            scan = held.queue.scan(held.now_s)
-            ranks = held.queue.other_ranks(scan)
+            state.queue.put_workloads([own])
+            scan = state.queue.scan(state.now_s)
+            ranks = state.queue.other_ranks(scan)
             ranked = _own(scan)
         finally:
-            held.queue.put_workloads([own._replace(ask=None)])
-        entry = Entry(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
-        asked = Asked(entry, ask, placement_request(entry, ask), replicas, held.now_s, level)
-        shut = closed_to(held, [asked], left_out)[DRY_RUN_ID]
-        (wanted,) = entries([asked], held.regions.keys() - left_out.keys(), held.now_s)
-        with held.ranks(ranks):
-            market = held.newest_market()
-            bids = shut | {r: market.desk(r).offer(wanted) for r in sorted(held.regions) if r not in shut}
+            state.queue.put_workloads([own._replace(ask=None)])
+        queued = QueuedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
+        asked = Asked(queued, ask, placement_request(queued, ask), replicas, state.now_s, level)
+        shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
+        (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)
+        with state.ranks(ranks):
+            auction = state.newest_auction()
+            bids = shut | {r: auction.bidder(r).offer(wanted) for r in sorted(state.regions) if r not in shut}
     answers = [bid for _, bid in sorted(bids.items())]
     reasons = ([ranked.reason] if ranked.reason else []) + [r for bid in answers for r in bid.reasons]
     best = wanted.best(answers)

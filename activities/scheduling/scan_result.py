@@ -18,7 +18,7 @@ from infra.db.logs import ScanBatch
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueuedWorkload:
     """One queued workload of a batch."""
 
     workload: str
@@ -36,14 +36,14 @@ class Entry:
         return [*body, self.displaces] if self.displaces else body
 
     @classmethod
-    def from_json(cls, body: Sequence[Any]) -> "Entry":
+    def from_json(cls, body: Sequence[Any]) -> "QueuedWorkload":
         """What `to_json` gave."""
         workload, rank, types, reason, *displaces = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
         return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, *map(tuple, displaces))
 
 
-class Order:
+class ScannedQueue:
     """The order that a scan found, whatever happens to the queue afterwards."""
 
     def __init__(self, number: int, now_s: float, scan: Scan) -> None:
@@ -54,23 +54,23 @@ class Order:
     def __len__(self) -> int:
         return len(self._scan.order)
 
-    def entries(self, first: int, count: int) -> list[Entry]:
+    def batch(self, first: int, count: int) -> list[QueuedWorkload]:
         """Those of a batch, in order."""
         queue, found = self._scan.queue, []
         for row in self._scan.order[first : first + count].tolist():
             ranked = self._scan.ranked(row)
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
-            found.append(Entry(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
+            found.append(QueuedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
         return found
 
-    def published(self) -> published.Queue:
+    def published(self) -> published.PublishedQueue:
         """All of it, to be read by others."""
         scan, queue = self._scan, self._scan.queue
         rank = scan.rank[scan.order]
         over = scan.order[rank == OVER_QUOTA_RANK]
         types = [queue.gangs.type_name(number) for number in range(len(queue.gangs.types))]
-        return published.Queue(
+        return published.PublishedQueue(
             self.number,
             self.now_s,
             [published.Quota(t.name, t.quota_gpus, t.quota_cpus_milli) for t in queue.tenants],
@@ -94,13 +94,13 @@ def _kept(queue: Queue) -> Queue:
     return kept
 
 
-def put_batch(session: Session, scan: int, first: int, entries: Sequence[Entry]) -> None:
+def put_batch(session: Session, scan: int, first: int, entries: Sequence[QueuedWorkload]) -> None:
     """Puts a batch where regions find it."""
     row = insert(ScanBatch).values(scan=scan, first=first, entries=[e.to_json() for e in entries])
     session.execute(row.on_conflict_do_nothing())
 
 
-def batch(session: Session, scan: int, first: int) -> list[Entry]:
+def batch(session: Session, scan: int, first: int) -> list[QueuedWorkload]:
     """The entries of a batch; none where it is gone, because another scan came or Postgres crashed."""
     found = session.scalar(select(ScanBatch.entries).where(ScanBatch.scan == scan, ScanBatch.first == first))
-    return [Entry.from_json(body) for body in found or ()]
+    return [QueuedWorkload.from_json(body) for body in found or ()]

@@ -1,8 +1,8 @@
 """The queue and the regions as one process of the schedulers holds them: columns that follow the change log.
 
-Nothing is read anew for a decision. Before one, `Held.current` takes over what has changed since the last look, in one
-transaction that sees Postgres at one moment: decisions are those of a full read at that moment, which is what a new
-process starts with, and one that fell behind what the log keeps.
+Nothing is read anew for a decision. Before one, `SchedulerState.current` takes over what has changed since the last
+look, in one transaction that sees Postgres at one moment: decisions are those of a full read at that moment, which is
+what a new process starts with, and one that fell behind what the log keeps.
 """
 
 import threading
@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from activities.scheduling.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from activities.scheduling.usage import Amount, Usage
-from auction.market import Market, Options
+from auction.auction import Auction, Options
 from domain.ask import ask_of
 from domain.scheduling import (
     CreditWeights,
@@ -54,7 +54,7 @@ def microseconds(seconds: float) -> int:
 _READ_AT_ONCE = 20_000
 
 
-class HeldQueue:
+class QueueState:
     """GMS's columns: tenants and what they used, pending and placed workloads."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -135,7 +135,7 @@ class HeldQueue:
         self._fleet = self._fleet[0] + now[0] - before[0], self._fleet[1] + now[1] - before[1]
 
 
-class Held:
+class SchedulerState:
     """What one process holds. One thread at a time: everybody else waits in `current`.
 
     `only` are the regions that it holds, without the queue; None: the queue and all regions.
@@ -155,12 +155,12 @@ class Held:
         self._clear()
 
     def _clear(self) -> None:
-        self.queue = HeldQueue(self._settings)
+        self.queue = QueueState(self._settings)
         self.regions: dict[str, Region] = {}
         self._planners: dict[str, Planner] = {}
-        self._market: Market | None = None
+        self._auction: Auction | None = None
         self._pass: int | None = None
-        """The scan whose pass the market is in."""
+        """The scan whose pass the auction is in."""
         self._stale: set[str] = set()
         """Regions whose columns do not follow yet what was put into them."""
         self._live: dict[str, AttemptRow] = {}
@@ -170,7 +170,7 @@ class Held:
         self._doubted.clear()
 
     @contextmanager
-    def current(self) -> Iterator["Held"]:
+    def current(self) -> Iterator["SchedulerState"]:
         """This, as of now, and nobody else's until the end of the block."""
         with self._lock:
             self.look()
@@ -206,11 +206,11 @@ class Held:
             self._stale.discard(region)
         return planner
 
-    def market(self, scan: int) -> Market:
-        """All regions' desks, in the pass that began with a scan, their columns as of the last look."""
-        known = self._market
+    def auction(self, scan: int) -> Auction:
+        """All regions' bidders, in the pass that began with a scan, their columns as of the last look."""
+        known = self._auction
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
-            known = self._market = Market(self.regions.values(), self._options, known.stats if known else None)
+            known = self._auction = Auction(self.regions.values(), self._options, known.stats if known else None)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)
@@ -220,9 +220,9 @@ class Held:
             self.planner(region)
         return known
 
-    def newest_market(self) -> Market:
-        """The market of the newest pass, with what is reserved in it, its columns as of the last look."""
-        return self.market(0 if self._pass is None else self._pass)
+    def newest_auction(self) -> Auction:
+        """The auction of the newest pass, with what is reserved in it, its columns as of the last look."""
+        return self.auction(0 if self._pass is None else self._pass)
 
     def attempt_of(self, workload: str) -> int:
         """The number of a placed workload's attempt."""

@@ -60,7 +60,7 @@ def queue(
 
 
 def _in_order(
-    session: Session, newest: published.Queue, waiting: Select[Any], tenant: str | None, limit: int
+    session: Session, newest: published.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
 ) -> list[QueueRow]:
     """The first `limit` workloads of the scan's ranking that are still queued."""
     rows: list[QueueRow] = []
@@ -72,7 +72,7 @@ def _in_order(
     return rows[:limit]
 
 
-def _scanned_at(newest: published.Queue) -> datetime | None:
+def _scanned_at(newest: published.PublishedQueue) -> datetime | None:
     return datetime.fromtimestamp(newest.scanned_at_s, UTC) if newest.scan else None
 
 
@@ -108,7 +108,7 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
         return mask(session, caller, told)
 
 
-def _why_queued(row: Workload, item: published.Entry | None, reasons: list[ReasonView], length: int) -> str:
+def _why_queued(row: Workload, item: published.QueuePosition | None, reasons: list[ReasonView], length: int) -> str:
     stored = reason_view(row.reason)
     parts = []
     if row.attempt and stored is not None and stored.code != ReasonCode.SCAN_PENDING:

@@ -50,7 +50,7 @@ class Why:
 
     reasons: list[ReasonView]
     """The first is the one that lists show; a queued workload has at least one."""
-    entry: published.Entry | None = None
+    entry: published.QueuePosition | None = None
     """What the last scan said of it, if it is queued."""
 
     @property
@@ -89,7 +89,7 @@ def why_new(row: Row) -> Why:
     return Why([view for view in [reason_view(row.reason)] if view is not None])
 
 
-def _why_queued(row: Row, entry: published.Entry | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
+def _why_queued(row: Row, entry: published.QueuePosition | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
     """It is held, over quota, what each region said; nothing where no scan has reached it yet."""
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
     found = [quota, *((waiting or {}).get("reasons", []))]

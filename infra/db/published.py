@@ -21,7 +21,7 @@ NAME = "queue"
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueuePosition:
     """One workload as the scan ranked it."""
 
     position: int
@@ -44,7 +44,7 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Queue:
+class PublishedQueue:
     """A scan's queue. Columns are by position; those about quota have a row for each over-quota workload, in order."""
 
     scan: int
@@ -72,23 +72,23 @@ class Queue:
         before: npt.NDArray[np.int64] = np.cumsum(over, dtype=np.int64) - over
         return before
 
-    def find(self, workload: str) -> Entry | None:
+    def find(self, workload: str) -> QueuePosition | None:
         """A workload's entry; None where the scan did not rank it."""
         rows = np.flatnonzero(self.ids == workload.encode())
         return self.entry(int(rows[0])) if len(rows) else None
 
-    def find_all(self, workloads: Sequence[str]) -> dict[str, Entry]:
+    def find_all(self, workloads: Sequence[str]) -> dict[str, QueuePosition]:
         """The entries of those of `workloads` that the scan ranked, by id."""
         wanted = np.array([workload.encode() for workload in workloads], self.ids.dtype if len(self) else "S1")
         rows = np.flatnonzero(np.isin(self.ids, wanted)).tolist() if len(self) and workloads else []
         return {bytes(self.ids[row]).decode(): self.entry(row) for row in rows}
 
-    def entry(self, row: int) -> Entry:
+    def entry(self, row: int) -> QueuePosition:
         """The entry at a row, from 0."""
         rank = int(self.rank[row])
         over = rank == OVER_QUOTA_RANK
         reason = self._reason(row) if over else None
-        return Entry(row + 1, rank, LOWEST_LEVEL if over else rank, over, float(self.credit[row]), reason)
+        return QueuePosition(row + 1, rank, LOWEST_LEVEL if over else rank, over, float(self.credit[row]), reason)
 
     def _reason(self, row: int) -> Reason:
         place = int(self._over_before[row])
@@ -109,14 +109,14 @@ class Queue:
         return ((row, bytes(self.ids[row]).decode()) for row in rows)
 
 
-NOTHING = Queue(
+NOTHING = PublishedQueue(
     0, 0.0, (), (), np.empty(0, "S1"), np.empty(0, np.int8), np.empty(0), np.empty(0, np.int32), np.empty(0, np.int16),
     np.empty(0, np.int64), np.empty(0, np.int64),
 )  # fmt: skip
 _COLUMNS = ("ids", "credit", "used", "needed", "tenant", "lacks", "rank")
 
 
-def publish(session: Session, queue: Queue, counters: Mapping[str, int]) -> None:
+def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]) -> None:
     """Replaces what is published by a scan's queue, unless that is newer; `counters` are the auctions' so far."""
     columns = [getattr(queue, name) for name in _COLUMNS]
     body = {
@@ -137,19 +137,19 @@ def publish(session: Session, queue: Queue, counters: Mapping[str, int]) -> None
     )
 
 
-def load(session: Session) -> Queue:
+def load(session: Session) -> PublishedQueue:
     """What is published; nothing before the first scan."""
     row = session.execute(select(Publication.body, Publication.columns).where(Publication.name == NAME)).one_or_none()
     return NOTHING if row is None or row.columns is None else _unpack(row.body, row.columns)
 
 
-def _unpack(body: Mapping[str, Any], packed: bytes) -> Queue:
+def _unpack(body: Mapping[str, Any], packed: bytes) -> PublishedQueue:
     columns, at = {}, 0
     for name, (kind, length) in zip(_COLUMNS, body["columns"], strict=True):
         columns[name] = np.frombuffer(packed, np.dtype(kind), length, at)
         at += columns[name].nbytes
     quotas = [Quota(*quota) for quota in body["quotas"]]
-    return Queue(body["scan"], body["scanned_at_s"], quotas, body["types"], **columns)
+    return PublishedQueue(body["scan"], body["scanned_at_s"], quotas, body["types"], **columns)
 
 
 _AT = select(Publication.at).where(Publication.name == NAME)
@@ -160,9 +160,9 @@ class Newest:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: tuple[object, Queue] = (None, NOTHING)
+        self._kept: tuple[object, PublishedQueue] = (None, NOTHING)
 
-    def load(self, session: Session) -> Queue:
+    def load(self, session: Session) -> PublishedQueue:
         """What is published now."""
         at = session.scalar(_AT)
         with self._lock:

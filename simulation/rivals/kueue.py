@@ -18,7 +18,7 @@ from math import inf
 
 import numpy as np
 
-from auction.entry import Entry
+from auction.candidate import Candidate
 from domain.scheduling import CreditWeights, JobRequest, MachineState, Plan, RunningWorkload, TenantState
 from simulation.engine import Standing, id_of
 from simulation.fleet import supply
@@ -52,8 +52,8 @@ class Kueue(Rival):
         self._type_of: dict[str, str] = {}
         """The GPU type of each workload that counts."""
         self._admitted_at_s: dict[str, float] = {}
-        self._candidates: dict[object, tuple[list[str], Ints]] = {}
-        """What `_candidates_in` found since something changed."""
+        self._preemptible: dict[object, tuple[list[str], Ints]] = {}
+        """What `_preemptible_in` found since something changed."""
         self._won = False
 
     def turns(self, standing: Standing) -> Iterator[int]:
@@ -80,9 +80,9 @@ class Kueue(Rival):
                 if not queues[tenant]:
                     del queues[tenant]
 
-    def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
         """Into room that its queue may use, else by preemption, else it waits."""
-        found = self._fitting(entry) or self._preempting(entry)
+        found = self._fitting(candidate) or self._preempting(candidate)
         self._won = found is not None
         if found is not None:
             for victim in found[1].victims:
@@ -91,7 +91,7 @@ class Kueue(Rival):
 
     def came(self, workload: str) -> None:
         """Its queue uses its slots."""
-        self._candidates.clear()
+        self._preemptible.clear()
         self._admitted_at_s[workload] = self.now_s
         w, gpu_type = self.workloads[workload], self.placed[workload].gpu_type
         if w.gpus and gpu_type is not None:
@@ -102,7 +102,7 @@ class Kueue(Rival):
     def running(self, region: str, workload: RunningWorkload) -> None:
         """From now on it may be preempted."""
         if workload.id not in self.working:
-            self._candidates.clear()
+            self._preemptible.clear()
         super().running(region, workload)
 
     def gone(self, workload: str) -> None:
@@ -112,7 +112,7 @@ class Kueue(Rival):
 
     def _forget(self, workload: str) -> None:
         """Its queue uses its slots no more, if that was not said before."""
-        self._candidates.clear()
+        self._preemptible.clear()
         gpu_type, w = self._type_of.pop(workload, None), self.workloads[workload]
         if gpu_type is not None:
             self._used[w.tenant][gpu_type] -= w.gpus
@@ -137,32 +137,32 @@ class Kueue(Rival):
 
     # ------------------------------------------------------------------------------------------------------------ plans
 
-    def _fitting(self, entry: Entry) -> tuple[Pool, Plan] | None:
+    def _fitting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
         """The first pool with room, in the order of regions, of a type that the cohort has slots of."""
-        w, job = self.workloads[entry.request.workload], entry.request.jobs[0]
-        for pool in self.candidates(entry):
+        w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
+        for pool in self.pools_for(candidate):
             if self._within_cohort(pool.gpu_type, w.gpus) and pool.fits(job, pool.free):
-                return pool, pool.plan(entry.request.workload, job, pool.free)
+                return pool, pool.plan(candidate.request.workload, job, pool.free)
         return None
 
-    def _preempting(self, entry: Entry) -> tuple[Pool, Plan] | None:
+    def _preempting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
         """The pool with the fewest victims, of equal ones the first by name."""
         found: tuple[Pool, Plan] | None = None
-        for pool in self.candidates(entry):
-            victims = self._victims(entry, pool)
+        for pool in self.pools_for(candidate):
+            victims = self._victims(candidate, pool)
             if victims and (found is None or len(victims) < len(found[1].victims)):
                 free = pool.free + sum(pool.amounts(pool.ledger.held[victim]) for victim in victims)
-                found = pool, pool.plan(entry.request.workload, entry.request.jobs[0], free, sorted(victims))
+                found = pool, pool.plan(candidate.request.workload, candidate.request.jobs[0], free, sorted(victims))
         return found
 
-    def _victims(self, entry: Entry, pool: Pool) -> list[str]:
-        """Enough of the candidates in a pool, and none that is needless; empty: all of them are not enough."""
-        w, job = self.workloads[entry.request.workload], entry.request.jobs[0]
-        candidates, theirs = self._candidates_in(pool, w)
-        if not candidates or not pool.fits(job, pool.free + theirs):
+    def _victims(self, candidate: Candidate, pool: Pool) -> list[str]:
+        """Enough of the preemptible in a pool, and none that is needless; empty: all of them are not enough."""
+        w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
+        preemptible, theirs = self._preemptible_in(pool, w)
+        if not preemptible or not pool.fits(job, pool.free + theirs):
             return []
         free, chosen = pool.free.copy(), list[str]()
-        for victim in candidates:
+        for victim in preemptible:
             if self._given(chosen, self.workloads[victim].tenant) < self._reclaimable(victim, w, pool.gpu_type):
                 chosen.append(victim)
                 free += pool.amounts(pool.ledger.held[victim])
@@ -177,22 +177,22 @@ class Kueue(Rival):
                 chosen, free = rest, less
         return chosen
 
-    def _candidates_in(self, pool: Pool, w: Workload) -> tuple[list[str], Ints]:
+    def _preemptible_in(self, pool: Pool, w: Workload) -> tuple[list[str], Ints]:
         """Those whom a workload may preempt, and what they hold in all, shape (3, machines).
 
         Of other queues first, then by lowest priority, then the newest.
         """
         reclaims = w.gpus > 0 and not self._over_nominal(w.tenant, pool.gpu_type, w.gpus)
         key = pool, w.tenant, w.level, reclaims
-        if key not in self._candidates:
-            names = self._sorted_candidates(pool, w, reclaims)
+        if key not in self._preemptible:
+            names = self._sorted_preemptible(pool, w, reclaims)
             theirs = np.zeros_like(pool.free)
             for name in names:
                 theirs += pool.amounts(pool.ledger.held[name])
-            self._candidates[key] = names, theirs
-        return self._candidates[key]
+            self._preemptible[key] = names, theirs
+        return self._preemptible[key]
 
-    def _sorted_candidates(self, pool: Pool, w: Workload, reclaims: bool) -> list[str]:
+    def _sorted_preemptible(self, pool: Pool, w: Workload, reclaims: bool) -> list[str]:
         found = []
         for name, where in self.placed.items():
             other = self.workloads[name]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
-from auction.entry import Entry, Outcome
+from auction.candidate import Candidate, Outcome
 from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan, RunningWorkload
 from simulation.engine import Counts, Ranks, Standing
 from simulation.errors import SimulationError
@@ -47,9 +47,9 @@ class Rival(Ranks, ABC):
         """Begins a pass over the queue."""
         self.now_s = now_s
 
-    def place(self, entries: Sequence[Entry]) -> Sequence[Outcome]:
+    def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
         """Decides on one workload after another, and awards."""
-        return [self._place(entry) for entry in entries]
+        return [self._place(candidate) for candidate in candidates]
 
     def running(self, region: str, workload: RunningWorkload) -> None:
         """A workload holds all that it was awarded; or it did when the simulation began."""
@@ -86,7 +86,7 @@ class Rival(Ranks, ABC):
         """Places in the queue, in the order in which they are to be asked for."""
 
     @abstractmethod
-    def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
         """Where a workload goes whose turn it is; None: it waits."""
 
     def came(self, workload: str) -> None:
@@ -95,26 +95,26 @@ class Rival(Ranks, ABC):
     def gone(self, workload: str) -> None:
         """A workload holds nothing any more."""
 
-    def candidates(self, entry: Entry) -> list[Pool]:
+    def pools_for(self, candidate: Candidate) -> list[Pool]:
         """The pools that could hold a workload if they were empty, where it may run."""
-        key = entry.request.jobs[0], entry.regions
+        key = candidate.request.jobs[0], candidate.regions
         if key not in self._candidate_pools:
             self._candidate_pools[key] = [
                 pool
                 for region, pools in self.pools.items()
-                if entry.may_run_in(region)
+                if candidate.may_run_in(region)
                 for pool in pools
                 if pool.could_hold(key[0])
             ]
         return self._candidate_pools[key]
 
-    def _place(self, entry: Entry) -> Outcome:
+    def _place(self, candidate: Candidate) -> Outcome:
         self._counts.decisions += 1
-        decided = self.decide(entry)
+        decided = self.decide(candidate)
         if decided is None:
-            return Outcome(entry.request.workload, None)
+            return Outcome(candidate.request.workload, None)
         pool, plan = decided
-        pool.ledger.award(plan, entry.request.jobs)
+        pool.ledger.award(plan, candidate.request.jobs)
         pool.refresh(machine for machine, _ in plan.jobs[0].machines)
         self.leaving.update(plan.victims)
         self._now_in(plan.workload, pool)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from auction.entry import Entry
+from auction.candidate import Candidate
 from domain.scheduling import CreditWeights, MachineState, Plan, TenantState
 from simulation.engine import Standing, id_of
 from simulation.rivals.rival import Rival
@@ -99,12 +99,12 @@ class Slurm(Rival):
             if not self._has_room:
                 refused.add(key)
 
-    def decide(self, entry: Entry) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
         """The first pool with room in which it does not delay the first workload that waits."""
-        name, job = entry.request.workload, entry.request.jobs[0]
+        name, job = candidate.request.workload, candidate.request.jobs[0]
         ends_s, shadow = self.now_s + self._limit_s(name), self._shadow
         self._has_room = False
-        for pool in self.candidates(entry):
+        for pool in self.pools_for(candidate):
             if not pool.fits(job, pool.free):
                 continue
             self._has_room = True
@@ -114,7 +114,7 @@ class Slurm(Rival):
             if pool.fits(job, free):
                 return pool, pool.plan(name, job, free)
         if shadow is None:
-            self._shadow = self._reserve(entry)
+            self._shadow = self._reserve(candidate)
         return None
 
     def came(self, workload: str) -> None:
@@ -135,13 +135,13 @@ class Slurm(Rival):
         span_s, self._used_until_s = now_s - self._used_until_s, now_s
         self._used_gpu_s = self._used_gpu_s * 0.5 ** (span_s / HALF_LIFE_S) + self._held_gpus * span_s
 
-    def _reserve(self, entry: Entry) -> Shadow | None:
+    def _reserve(self, candidate: Candidate) -> Shadow | None:
         """The earliest start over all pools, of equal ones the first by name."""
-        found = [shadow for pool in self.candidates(entry) for shadow in self._soonest(pool, entry)]
+        found = [shadow for pool in self.pools_for(candidate) for shadow in self._soonest(pool, candidate)]
         return min(found, key=lambda shadow: shadow.starts_at_s, default=None)
 
-    def _soonest(self, pool: Pool, entry: Entry) -> Iterator[Shadow]:
-        job, free = entry.request.jobs[0], pool.free.copy()
+    def _soonest(self, pool: Pool, candidate: Candidate) -> Iterator[Shadow]:
+        job, free = candidate.request.jobs[0], pool.free.copy()
         holders = [name for name, where in self.placed.items() if where is pool]
         for name in sorted(holders, key=lambda name: (self._ends_s[name], name)):
             free += pool.amounts(pool.ledger.held[name])

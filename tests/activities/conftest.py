@@ -148,10 +148,12 @@ async def running(nights: NightWorld, client: Client, database_url: str) -> Asyn
     world = nights.world
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(8))
-        await stack.enter_async_context(control_worker(client, world.engine, world.settings, threads, world.held))
+        await stack.enter_async_context(
+            control_worker(client, world.engine, world.settings, threads, world.scheduler_state)
+        )
         for region in ("east", "west"):
             await stack.enter_async_context(
-                region_worker(client, region, world.engine, world.settings, threads, world.held)
+                region_worker(client, region, world.engine, world.settings, threads, world.scheduler_state)
             )
         await stack.enter_async_context(dispatching(world.engine, database_url, client))
         yield client

@@ -78,7 +78,7 @@ def test_the_same_awards_give_the_same_account(new_world: Callable[..., World], 
         if plan is None:
             continue
         attempts = {victim: world.workload(victim).attempt for victim in plan.victims}
-        candidate = awards.Candidate(plan, request.rank, request.jobs, attempts)
+        candidate = awards.PlannedAward(plan, request.rank, request.jobs, attempts)
         assert world.award_all([candidate]) == awards.Awarded(1)
         rms.award.award(columns, plan, request)
         ledger.award(plan, request.jobs)

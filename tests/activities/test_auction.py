@@ -58,19 +58,19 @@ def _fill(world: World, seed: int) -> None:
 def _one_at_a_time(world: World) -> None:
     """The plain auction: in the queue's order, every region bids on the state of the moment; the best is awarded."""
     ticket = world.scan()
-    assert world.auction._order is not None
-    for entry in world.auction._order.entries(0, ticket.queued):
+    assert world.auction._scanned is not None
+    for queued in world.auction._scanned.batch(0, ticket.queued):
         bids: list[Bid] = []
         for region in ticket.regions:
             with world.session() as session:
-                (own,) = asked(session, [entry])
+                (own,) = asked(session, [queued])
                 state = oracle.region_snapshot(session, region, world.settings.scheduler)
             if own.ask.allows_region(region):
                 bids.append(rms.bid.bid(state, own.request))
         best = reference.best([b.plan for b in bids if b.plan is not None])
         if best is not None:
             victims = {v: world.workload(v).attempt for v in best.victims}
-            candidate = awards.Candidate(best, entry.rank, own.ask.jobs, victims)
+            candidate = awards.PlannedAward(best, queued.rank, own.ask.jobs, victims)
             assert world.award_all([candidate]) == awards.Awarded(1)
 
 
@@ -220,7 +220,7 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
 
     body = awards._body
 
-    def too_much(candidate: awards.Candidate) -> dict[str, Any]:
+    def too_much(candidate: awards.PlannedAward) -> dict[str, Any]:
         out = body(candidate)
         out["machines"][0]["gpus"] += 100
         return out

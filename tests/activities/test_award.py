@@ -278,7 +278,7 @@ def test_a_long_batch_is_asked_for_as_it_is_awarded(fleet: World) -> None:
     candidate = fleet.offer(ids[0]).candidate
     asked = []
 
-    def candidates() -> Iterator[awards.Candidate]:
+    def candidates() -> Iterator[awards.PlannedAward]:
         for id_ in ids:
             asked.append(id_)
             yield replace(candidate, plan=replace(candidate.plan, workload=id_))

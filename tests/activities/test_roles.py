@@ -21,7 +21,7 @@ def _names(activities: list[Any]) -> list[str]:
 def test_every_activity_runs_somewhere(world: World) -> None:
     """The control and region queues together serve each activity that is not an agent's, exactly once."""
     control = _names(control_activities(world.engine, world.settings, cast(Client, None)))
-    region = _names(region_activities(world.engine, world.settings, world.held))
+    region = _names(region_activities(world.engine, world.settings, world.scheduler_state))
     assert sorted(control + region) == sorted(a.value for a in Activity if a not in ON_AGENTS)
     assert {Activity.BID, Activity.COPY_CHECKPOINT, Activity.COPY_TABLE, Activity.SCRUB} == set(region)
 

@@ -17,7 +17,7 @@ from activities.lifecycle.workloads import WorkloadActivities
 from activities.scheduling import awards
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities, asked, region_bid
-from activities.scheduling.scheduler_state import Held
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
 from domain.protocol import (
     Attend,
@@ -79,7 +79,7 @@ class Offer:
     """The best bid of all regions for a workload, ready to be awarded."""
 
     bid: Bid
-    candidate: awards.Candidate
+    candidate: awards.PlannedAward
 
 
 class World:
@@ -102,9 +102,9 @@ class World:
         changed = self.settings.scheduler.model_copy(update=scheduler)
         self.settings = self.settings.model_copy(update={"scheduler": changed})
         self.workloads = WorkloadActivities(self.engine, self.settings)
-        self.held = Held(self.engine, self.settings.scheduler)
-        self.auction = AuctionActivities(self.engine, self.settings, self.held)
-        self.regions = RegionActivities(self.engine, self.held)
+        self.scheduler_state = SchedulerState(self.engine, self.settings.scheduler)
+        self.auction = AuctionActivities(self.engine, self.settings, self.scheduler_state)
+        self.regions = RegionActivities(self.engine, self.scheduler_state)
         self.machines = MachineActivities(self.engine, self.settings)
         self.launch = LaunchActivities(self.engine, self.settings)
 
@@ -189,9 +189,9 @@ class World:
     def scan(self) -> ScanTicket:
         """One scan; the ticket also names the workloads, in the queue's order."""
         ticket = self.auction.scan()
-        order = self.auction._order
-        assert order is not None and len(order) == ticket.queued
-        ticket.workloads = [entry.workload for entry in order.entries(0, len(order))]
+        scanned = self.auction._scanned
+        assert scanned is not None and len(scanned) == ticket.queued
+        ticket.workloads = [queued.workload for queued in scanned.batch(0, len(scanned))]
         return ticket
 
     def bid(self, *unreachable: str) -> ScanTicket:
@@ -213,18 +213,18 @@ class World:
     def offer(self, workload: str) -> Offer:
         """The best bid for a workload, now; nothing is awarded."""
         ticket = self.scan()
-        assert self.auction._order is not None
-        (entry,) = self.auction._order.entries(ticket.workloads.index(workload), 1)
+        assert self.auction._scanned is not None
+        (queued,) = self.auction._scanned.batch(ticket.workloads.index(workload), 1)
         with self.session() as session:
-            (wanted,) = asked(session, [entry])
-        with self.held.current() as held:
-            bids = [region_bid(held.planner(region), wanted) for region in sorted(held.regions)]
+            (wanted,) = asked(session, [queued])
+        with self.scheduler_state.current() as state:
+            bids = [region_bid(state.planner(region), wanted) for region in sorted(state.regions)]
         found = [b for b in bids if b.plan is not None]
         assert found, f"no region has a plan for {workload}"
         best = min(found, key=lambda b: b.plan.key if b.plan else ())
         assert best.plan is not None
-        best = replace(best, victim_attempts=self.held.regions[best.region].attempts(best.plan.victims))
-        return Offer(best, awards.Candidate(best.plan, entry.rank, wanted.ask.jobs, best.victim_attempts))
+        best = replace(best, victim_attempts=self.scheduler_state.regions[best.region].attempts(best.plan.victims))
+        return Offer(best, awards.PlannedAward(best.plan, queued.rank, wanted.ask.jobs, best.victim_attempts))
 
     def accept(self, offer: Offer) -> bool:
         """The one transaction that awards a bid; False: the workload is not queued any more.
@@ -237,7 +237,7 @@ class World:
             raise StalePlan(offer.bid.workload)
         return done.count == 1
 
-    def award_all(self, candidates: Iterable[awards.Candidate]) -> awards.Awarded:
+    def award_all(self, candidates: Iterable[awards.PlannedAward]) -> awards.Awarded:
         """Awards candidates in their order."""
         with awards.connected(self.engine) as connection:
             return awards.award(connection, candidates)

@@ -24,7 +24,7 @@ def publish(world: World, *items: tuple[str, int, float] | tuple[str, int, float
     tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)
     quotas = [published.Quota("vision", {"a100": 8}, None), published.Quota("speech", {}, None)]
     over = sum(rank == OVER_QUOTA_RANK for rank in ranks)
-    queue = published.Queue(
+    queue = published.PublishedQueue(
         1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
         np.zeros(over, np.int16),
         np.full(over, 8), np.full(over, 2),

@@ -110,7 +110,7 @@ class Site:
     async def working(self, threads: ThreadPoolExecutor) -> AsyncIterator[None]:
         """A worker and a dispatcher."""
         world, providers = self.world, {"sim": self.provider}
-        worker = control_worker(self.client, world.engine, self.settings, threads, world.held, (), providers)
+        worker = control_worker(self.client, world.engine, self.settings, threads, world.scheduler_state, (), providers)
         dispatcher = Dispatcher(world.engine, self._url, self.client, capacity=self.settings.capacity)
         async with worker:
             dispatching = asyncio.create_task(dispatcher.run())

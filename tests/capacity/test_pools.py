@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from capacity.auditing import Differences, Entry, compare
+from capacity.auditing import Differences, LedgerEntry, compare
 from capacity.offers import Offer, Shape
 from capacity.pools import Changes, Instance, Pool, changes, cluster_of
 from capacity.providers import Found
@@ -91,11 +91,11 @@ def test_prices_are_of_gpus_or_of_cores() -> None:
 def test_the_ledger_is_compared_with_what_a_provider_has() -> None:
     """Without an owner, a second one, missing; what may still be under way is none of these."""
     entries = {
-        "in-1": Entry("a", 0.0),
-        "in-2": Entry("b", 0.0),
-        "in-3": Entry("c", 95.0),
-        "in-4": Entry(None, None),
-        "in-5": Entry("e", 0.0),
+        "in-1": LedgerEntry("a", 0.0),
+        "in-2": LedgerEntry("b", 0.0),
+        "in-3": LedgerEntry("c", 95.0),
+        "in-4": LedgerEntry(None, None),
+        "in-5": LedgerEntry("e", 0.0),
     }
     found = [Found("a", "in-1", 0), Found("x", "in-1", 0), Found("d", "in-4", 0), Found("z", "in-9", 0)]
     assert compare(entries, found, 100.0, 10.0) == Differences(

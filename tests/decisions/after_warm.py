@@ -13,8 +13,8 @@ from numba.core.dispatcher import Dispatcher
 import gms
 import rms
 from activities.scheduling.precompile import warm
-from auction.entry import Entry
-from auction.market import Market, Options
+from auction.auction import Auction, Options
+from auction.candidate import Candidate
 from domain.scheduling import PlacedWorkload
 from gms.scan import scan
 from rms.award import award, revoke
@@ -53,10 +53,10 @@ def _decide(seed: int) -> None:
             revoke(region, awarded)
     region.refresh(snapshot.now_s + 60)
     region.judge_losses()
-    entries = [Entry(replace(crowded(seed + n)[1], workload=f"new{n}"), waited_s=7200.0) for n in range(4)]
-    market = Market([region], Options(reserve_after_s=3600.0, joint=seed % 10 == 0))
-    market.open(snapshot.now_s + 60)
-    market.place(entries)
+    candidates = [Candidate(replace(crowded(seed + n)[1], workload=f"new{n}"), waited_s=7200.0) for n in range(4)]
+    auction = Auction([region], Options(reserve_after_s=3600.0, joint=seed % 10 == 0))
+    auction.open(snapshot.now_s + 60)
+    auction.place(candidates)
     for workload in list(region.running):
         region.drop_running(workload)
 

@@ -1,4 +1,4 @@
-"""The market: a batch is placed as one at a time, the joint choice leaves nobody behind, reservations are kept."""
+"""The auction: a batch is placed as one at a time, the joint choice leaves nobody behind, reservations are kept."""
 
 from dataclasses import replace
 from math import inf
@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auction.entry import Entry, Outcome
-from auction.market import Market, Options
+from auction.auction import Auction, Options
+from auction.candidate import Candidate, Outcome
 from domain.reasons import ReasonCode
 from domain.scheduling import Plan, RegionSnapshot
 from rms import reference
@@ -25,13 +25,13 @@ def _fleet(seed: int, size: int = 3) -> list[RegionSnapshot]:
     return [replace(crowded(seed + n)[0], region=f"r{n}") for n in range(size)]
 
 
-def _batch(seed: int, size: int) -> list[Entry]:
+def _batch(seed: int, size: int) -> list[Candidate]:
     """Requests in the order of their ranks, some of them kept out of regions."""
     rng = Random(seed)
     asked = [replace(crowded(seed + n)[1], workload=f"new{n}") for n in range(size)]
     asked.sort(key=lambda r: r.rank)
     return [
-        Entry(
+        Candidate(
             r,
             regions=None if rng.random() < 0.7 else frozenset({f"r{rng.randrange(3)}"}),
             planned_region=rng.choice([None, "r0", "r2"]),
@@ -40,30 +40,30 @@ def _batch(seed: int, size: int) -> list[Entry]:
     ]
 
 
-def _one_at_a_time(fleet: list[RegionSnapshot], entries: list[Entry]) -> list[Plan | None]:
+def _one_at_a_time(fleet: list[RegionSnapshot], candidates: list[Candidate]) -> list[Plan | None]:
     """Each in its turn, by the plain bids of all regions on whatever the awards before left."""
     states = {snapshot.region: snapshot for snapshot in fleet}
     out = []
-    for entry in entries:
-        bids = [reference.bid(state, entry.request) for name, state in states.items() if entry.may_run_in(name)]
-        best = min((b.plan for b in bids if b.plan is not None), default=None, key=entry.preference)
+    for candidate in candidates:
+        bids = [reference.bid(state, candidate.request) for name, state in states.items() if candidate.may_run_in(name)]
+        best = min((b.plan for b in bids if b.plan is not None), default=None, key=candidate.preference)
         if best is not None:
-            states[best.region] = after_award(states[best.region], best, entry.request)
+            states[best.region] = after_award(states[best.region], best, candidate.request)
         out.append(best)
     return out
 
 
-def _market(fleet: list[RegionSnapshot], options: Options) -> Market:
-    market = Market([Region.of(snapshot) for snapshot in fleet], options)
-    market.open(fleet[0].now_s)
-    return market
+def _auction(fleet: list[RegionSnapshot], options: Options) -> Auction:
+    auction = Auction([Region.of(snapshot) for snapshot in fleet], options)
+    auction.open(fleet[0].now_s)
+    return auction
 
 
-def _run(market: Market, entries: list[Entry], sizes: Random) -> list[Outcome]:
+def _run(auction: Auction, candidates: list[Candidate], sizes: Random) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    while len(outcomes) < len(entries):
-        size = sizes.randint(1, len(entries))
-        outcomes += market.place(entries[len(outcomes) : len(outcomes) + size])
+    while len(outcomes) < len(candidates):
+        size = sizes.randint(1, len(candidates))
+        outcomes += auction.place(candidates[len(outcomes) : len(outcomes) + size])
     return outcomes
 
 
@@ -71,35 +71,35 @@ def _run(market: Market, entries: list[Entry], sizes: Random) -> list[Outcome]:
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> None:
     """Whatever the sizes of the batches, and with the negative cache or not, the plans are those of the reference."""
-    fleet, entries = _fleet(seed), _batch(seed, 8)
-    market = _market(fleet, Options(negative_cache=negative_cache))
-    outcomes = _run(market, entries, Random(seed))
-    assert [outcome.plan for outcome in outcomes] == _one_at_a_time(fleet, entries)
+    fleet, candidates = _fleet(seed), _batch(seed, 8)
+    auction = _auction(fleet, Options(negative_cache=negative_cache))
+    outcomes = _run(auction, candidates, Random(seed))
+    assert [outcome.plan for outcome in outcomes] == _one_at_a_time(fleet, candidates)
     for outcome in outcomes:
         assert (outcome.plan is None) == bool(outcome.reasons)
-    assert market.stats.awards == sum(outcome.plan is not None for outcome in outcomes)
-    assert negative_cache or not market.stats.negative_hits
+    assert auction.stats.awards == sum(outcome.plan is not None for outcome in outcomes)
+    assert negative_cache or not auction.stats.negative_hits
 
 
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
     """With first bids made on other facts, and some missing, everybody who is placed has a plan that holds."""
-    fleet, entries = _fleet(seed), _batch(seed, 6)
+    fleet, candidates = _fleet(seed), _batch(seed, 6)
     other = {s.region: s for s in _fleet(seed + 1)}
     answers = [
-        {name: reference.bid(state, entry.request) for name, state in other.items() if Random(seed).random() < 0.8}
-        for entry in entries
+        {name: reference.bid(state, candidate.request) for name, state in other.items() if Random(seed).random() < 0.8}
+        for candidate in candidates
     ]
-    outcomes = _market(fleet, Options()).place(entries, answers)
+    outcomes = _auction(fleet, Options()).place(candidates, answers)
     states = {snapshot.region: snapshot for snapshot in fleet}
-    for entry, outcome in zip(entries, outcomes, strict=True):
+    for candidate, outcome in zip(candidates, outcomes, strict=True):
         if outcome.plan is not None:
-            assert entry.may_run_in(outcome.plan.region)
-            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+            assert candidate.may_run_in(outcome.plan.region)
+            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
 
 
-def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Entry]]:
+def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Candidate]]:
     """Three small regions, mostly free, of which some have one type only; gangs of one job, and some of two types."""
     rng = Random(seed)
     fleet = []
@@ -115,7 +115,7 @@ def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Entry]]:
     gangs = [(rng.choice((1, 1, 3)), rng.choice((one, two))) for _ in range(rng.randint(2, 6))]
     gangs.sort(key=lambda gang: gang[0])
     return fleet, [
-        Entry(replace(request(*jobs, rank=rank), workload=f"new{k}")) for k, (rank, jobs) in enumerate(gangs)
+        Candidate(replace(request(*jobs, rank=rank), workload=f"new{k}")) for k, (rank, jobs) in enumerate(gangs)
     ]
 
 
@@ -123,10 +123,10 @@ def test_roomy_fleets_have_something_to_win() -> None:
     """In what the joint choice is tried on, it places some whom one at a time leaves out."""
     gains = 0
     for seed in range(60):
-        fleet, entries = _roomy(seed)
-        market = _market(fleet, Options(joint=True))
-        market.place(entries)
-        gains += market.stats.joint_gains
+        fleet, candidates = _roomy(seed)
+        auction = _auction(fleet, Options(joint=True))
+        auction.place(candidates)
+        gains += auction.stats.joint_gains
     assert gains > 0
 
 
@@ -134,10 +134,10 @@ def test_roomy_fleets_have_something_to_win() -> None:
 @given(st.integers(0, 2**32), st.booleans())
 def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
     """Chosen jointly, whoever would be placed one at a time is placed as well, and no more are evicted or lost."""
-    fleet, entries = _roomy(seed) if roomy else (_fleet(seed), _batch(seed, 8))
-    alone = _market(fleet, Options()).place(entries)
-    market = _market(fleet, Options(joint=True))
-    together = market.place(entries)
+    fleet, candidates = _roomy(seed) if roomy else (_fleet(seed), _batch(seed, 8))
+    alone = _auction(fleet, Options()).place(candidates)
+    auction = _auction(fleet, Options(joint=True))
+    together = auction.place(candidates)
     placed = {o.workload for o in alone if o.plan}
     assert placed <= {o.workload for o in together if o.plan}
     for one, other in zip(alone, together, strict=True):
@@ -145,12 +145,12 @@ def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
             assert other.plan.quality.type_preference <= one.plan.quality.type_preference
     costs, most = _cost(together), _cost(alone)
     assert all(a <= b + 1e-6 for a, b in zip(costs, most, strict=True))
-    assert market.stats.joint_gains == sum(o.plan is not None for o in together) - len(placed)
+    assert auction.stats.joint_gains == sum(o.plan is not None for o in together) - len(placed)
     states = {snapshot.region: snapshot for snapshot in fleet}
-    for entry, outcome in zip(entries, together, strict=True):
+    for candidate, outcome in zip(candidates, together, strict=True):
         if outcome.plan is not None:
             # Raises where the plans do not go together.
-            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, entry.request)
+            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
 
 
 def _cost(outcomes: list[Outcome]) -> list[float]:
@@ -168,41 +168,41 @@ def _two_regions() -> list[RegionSnapshot]:
 
 def test_the_first_makes_room_for_the_second() -> None:
     """One at a time the first takes the only region that the second could use; together both are placed (MAST 4.1)."""
-    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    alone = _market(_two_regions(), Options()).place([first, second])
+    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    alone = _auction(_two_regions(), Options()).place([first, second])
     assert [o.plan and o.plan.region for o in alone] == ["x", None]
-    market = _market(_two_regions(), Options(joint=True))
-    together = market.place([first, second])
+    auction = _auction(_two_regions(), Options(joint=True))
+    together = auction.place([first, second])
     assert [o.plan and o.plan.region for o in together] == ["y", "x"]
-    assert market.stats.joint_gains == 1
+    assert auction.stats.joint_gains == 1
 
 
 def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
     """Who asks for the first outcome only finds the second's machines free afterwards."""
-    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    market = _market(_two_regions(), Options(joint=True))
-    placing = market.placing([first, second])
+    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    auction = _auction(_two_regions(), Options(joint=True))
+    placing = auction.placing([first, second])
     told = next(placing)
     assert told.plan is not None and told.plan.region == "y"
-    assert market.desk("x").supply(1)["a100"] == 0
+    assert auction.bidder("x").supply(1)["a100"] == 0
     placing.close()
-    assert [market.desk("x").supply(1)[t] for t in ("a100", "h100")] == [8, 8]
-    assert market.desk("y").supply(1)["a100"] == 0
+    assert [auction.bidder("x").supply(1)[t] for t in ("a100", "h100")] == [8, 8]
+    assert auction.bidder("y").supply(1)["a100"] == 0
 
 
 def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> None:
     """A refusal holds within a pass only as long as nothing is given up: then it has to be forgotten."""
-    first, second = (Entry(replace(request(gpu_job(1, 8)), workload=name)) for name in ("1", "2"))
-    market = _market([region([machine("x1")])], Options())
-    won, refused = market.place([first, second])
+    first, second = (Candidate(replace(request(gpu_job(1, 8)), workload=name)) for name in ("1", "2"))
+    auction = _auction([region([machine("x1")])], Options())
+    won, refused = auction.place([first, second])
     assert won.plan is not None and refused.plan is None
-    (name,) = market.regions
-    revoke(market.regions[name], Award(won.plan, ()))
-    assert market.place([second])[0].plan is None
-    market.forget_refusals()
-    assert market.place([second])[0].plan is not None
+    (name,) = auction.regions
+    revoke(auction.regions[name], Award(won.plan, ()))
+    assert auction.place([second])[0].plan is None
+    auction.forget_refusals()
+    assert auction.place([second])[0].plan is not None
 
 
 def test_together_spares_victims() -> None:
@@ -210,37 +210,37 @@ def test_together_spares_victims() -> None:
     low = [running("low", ("y2", 8))]
     y = replace(region([machine("y1"), machine("y2", used=8), machine("y3", gpu_type="h100")], low), region="y")
     fleet = [replace(region([machine("z1")]), region="z"), y]
-    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    alone = _market(fleet, Options()).place([first, second])
+    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    alone = _auction(fleet, Options()).place([first, second])
     assert [o.plan and (o.plan.region, o.plan.victims) for o in alone] == [("y", ()), ("y", ("low",))]
-    market = _market(fleet, Options(joint=True))
-    together = market.place([first, second])
+    auction = _auction(fleet, Options(joint=True))
+    together = auction.place([first, second])
     assert [o.plan and (o.plan.region, o.plan.victims) for o in together] == [("z", ()), ("y", ())]
-    assert (market.stats.joint_gains, market.stats.joint_spared) == (0, 1)
+    assert (auction.stats.joint_gains, auction.stats.joint_spared) == (0, 1)
 
 
 def test_together_evicts_no_more() -> None:
     """Where making room for the second would take an eviction that one at a time does without, it waits."""
     fleet = _two_regions()
     full = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
-    first = Entry(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Entry(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    market = _market([fleet[0], full], Options(joint=True))
-    together = market.place([first, second])
+    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
+    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
+    auction = _auction([fleet[0], full], Options(joint=True))
+    together = auction.place([first, second])
     assert [o.plan and o.plan.region for o in together] == ["x", None]
-    assert (market.stats.joint_heads, market.stats.joint_gains) == (1, 0)
+    assert (auction.stats.joint_heads, auction.stats.joint_gains) == (1, 0)
 
 
 def test_equal_bids_go_where_the_slow_path_planned() -> None:
     """Of regions that are equal in every criterion the planned one wins; a better one wins against the plan."""
     fleet = [replace(region([machine(f"{name}1")]), region=name) for name in ("x", "y")]
-    entry = Entry(request(gpu_job(1, 8)), planned_region="y")
-    (outcome,) = _market(fleet, Options()).place([entry])
+    candidate = Candidate(request(gpu_job(1, 8)), planned_region="y")
+    (outcome,) = _auction(fleet, Options()).place([candidate])
     assert outcome.plan is not None
     assert outcome.plan.region == "y"
     busy = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
-    (outcome,) = _market([fleet[0], busy], Options()).place([entry])
+    (outcome,) = _auction([fleet[0], busy], Options()).place([candidate])
     assert outcome.plan is not None
     assert outcome.plan.region == "x"
 
@@ -256,17 +256,17 @@ def _half_busy() -> RegionSnapshot:
     return region([machine("m1", used=8), machine("m2")], [keeper])
 
 
-def _small(name: str, max_runtime_s: float = inf) -> Entry:
-    return Entry(replace(request(gpu_job(1, 4), rank=3), workload=name), max_runtime_s=max_runtime_s)
+def _small(name: str, max_runtime_s: float = inf) -> Candidate:
+    return Candidate(replace(request(gpu_job(1, 4), rank=3), workload=name), max_runtime_s=max_runtime_s)
 
 
-_LARGE = Entry(replace(request(gpu_job(2, 8), rank=2), workload="large"), waited_s=7200.0)
+_LARGE = Candidate(replace(request(gpu_job(2, 8), rank=2), workload="large"), waited_s=7200.0)
 
 
 def test_what_frees_up_is_kept_for_a_large_gang() -> None:
     """A gang that waited too long reserves; later ones may use it only if they are over before it starts."""
-    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
-    large, slow, quick, late = market.place([_LARGE, _small("slow"), _small("quick", 600.0), _small("late", 601.0)])
+    auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
+    large, slow, quick, late = auction.place([_LARGE, _small("slow"), _small("quick", 600.0), _small("late", 601.0)])
     assert large.plan is None
     assert large.starts_at_s == _ENDS_S
     assert large.reasons[0].code is ReasonCode.RESERVED
@@ -275,8 +275,8 @@ def test_what_frees_up_is_kept_for_a_large_gang() -> None:
 
 def test_without_a_reservation_small_ones_overtake() -> None:
     """One that has not waited long enough keeps nothing."""
-    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
-    large, slow = market.place([replace(_LARGE, waited_s=3600.0), _small("slow")])
+    auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
+    large, slow = auction.place([replace(_LARGE, waited_s=3600.0), _small("slow")])
     assert large.plan is None
     assert large.starts_at_s is None
     assert slow.plan is not None
@@ -286,9 +286,9 @@ def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
     """An over-quota gang keeps a region from others that are over-quota, unless one within quota has reserved it."""
     over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    first, waits = _market([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
+    first, waits = _auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
     assert (first.plan, first.starts_at_s, waits.plan) == (None, _ENDS_S, None)
-    large, second = _market([_half_busy()], Options(reserve_after_s=3600.0)).place([_LARGE, over])
+    large, second = _auction([_half_busy()], Options(reserve_after_s=3600.0)).place([_LARGE, over])
     assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
 
 
@@ -303,23 +303,23 @@ def test_nothing_is_kept_idle_for_an_over_quota_gang_longer_than_half_as_long_as
         (5000.0, replace(endless, started_at_s=-1501.0), False),
         (5000.0, replace(endless, started_at_s=-1500.0), True),
     ):
-        market = _market([replace(_half_busy(), running=(keeper,))], Options(reserve_after_s=1000.0))
-        first, other = market.place([replace(over, waited_s=waited_s), slow])
+        auction = _auction([replace(_half_busy(), running=(keeper,))], Options(reserve_after_s=1000.0))
+        first, other = auction.place([replace(over, waited_s=waited_s), slow])
         assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), (waited_s, keeper)
     within = replace(_LARGE, waited_s=1001.0)
-    assert _market([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
+    assert _auction([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
 
 
 def test_a_reservation_ends_with_its_pass() -> None:
     """Nothing is taken for it: the next pass starts from what is free, and the gang gets it when it all is."""
     snapshot = _half_busy()
-    market = _market([snapshot], Options(reserve_after_s=3600.0))
-    market.place([_LARGE])
-    here = market.regions["here"]
+    auction = _auction([snapshot], Options(reserve_after_s=3600.0))
+    auction.place([_LARGE])
+    here = auction.regions["here"]
     here.put_machine(machine("m1"))
     here.drop_running("keeper")
-    market.open(_ENDS_S)
-    (large,) = market.place([_LARGE])
+    auction.open(_ENDS_S)
+    (large,) = auction.place([_LARGE])
     assert large.plan is not None
 
 
@@ -330,26 +330,26 @@ def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() ->
     other = tuple(machine(name, used=used, gpu_type="v100") for name, used in (("m1", 8), ("m2", 0)))
     v100 = replace(_half_busy(), region="b", machines=other, running=(replace(soon, ends_by_s=2000.0),))
     any_type = replace(_LARGE, request=replace(_LARGE.request, jobs=(gpu_job(2, 8, "a100", "v100"),)))
-    market = _market([a100, v100], Options(reserve_after_s=3600.0))
+    auction = _auction([a100, v100], Options(reserve_after_s=3600.0))
     regions = []
-    for entry in (any_type, any_type, _LARGE):
-        (large,) = market.place([entry])
+    for candidate in (any_type, any_type, _LARGE):
+        (large,) = auction.place([candidate])
         regions.append(large.reasons[0].detail["region"])
-        market.regions["a"].put_running(replace(soon, ends_by_s=1500.0))
-        market.open(1000.0)
+        auction.regions["a"].put_running(replace(soon, ends_by_s=1500.0))
+        auction.open(1000.0)
     assert regions == ["b", "b", "a"]
 
 
 def test_a_reservation_ends_where_the_gang_may_not_run_any_more() -> None:
     """Its cluster's machines are lent now, which the gang does not want: they are everybody's who does."""
-    market = _market([_half_busy()], Options(reserve_after_s=3600.0))
+    auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
     lent = _small("lent")
     lent = replace(lent, request=replace(lent.request, jobs=(replace(gpu_job(1, 4), capacity=("voluntary",)),)))
-    assert market.place([_LARGE])[0].starts_at_s == _ENDS_S
+    assert auction.place([_LARGE])[0].starts_at_s == _ENDS_S
     for one in _half_busy().machines:
-        market.regions["here"].put_machine(replace(one, capacity="voluntary"))
-    market.open(1000.0)
-    large, other = market.place([_LARGE, lent])
+        auction.regions["here"].put_machine(replace(one, capacity="voluntary"))
+    auction.open(1000.0)
+    large, other = auction.place([_LARGE, lent])
     assert large.starts_at_s is None
     assert other.plan is not None
 
@@ -358,8 +358,8 @@ def test_the_region_that_can_start_it_soonest() -> None:
     """It reserves where it would start first; what is reserved elsewhere stays in everybody's reach."""
     later = replace(_half_busy().running[0], ends_by_s=9000.0)
     fleet = [replace(_half_busy(), region="a", running=(later,)), replace(_half_busy(), region="b")]
-    market = _market(fleet, Options(reserve_after_s=3600.0))
-    large, slow = market.place([_LARGE, _small("slow")])
+    auction = _auction(fleet, Options(reserve_after_s=3600.0))
+    large, slow = auction.place([_LARGE, _small("slow")])
     assert large.reasons[0].detail["region"] == "b"
     assert slow.plan is not None
     assert slow.plan.region == "a"

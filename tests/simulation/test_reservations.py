@@ -11,7 +11,7 @@ from math import inf
 
 import pytest
 
-from auction.market import Market
+from auction.auction import Auction
 from domain.scheduling import MachineState
 from simulation.policies import POLICIES
 from simulation.run import Run
@@ -58,15 +58,15 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
         scene = random_scenario(seed, SURE.model_copy(update={"reserve_after_s": 300.0, "eviction_s": 60.0}), 200)
         work = [replace(w, max_runtime_s=w.duration_s * 1.2) for w in scene.workloads]
         run = Run(replace(scene, workloads=work), POLICIES["global"])
-        passes, market = run.clock._passes, run.engine._market  # type: ignore[attr-defined]
+        passes, auction = run.clock._passes, run.engine._auction  # type: ignore[attr-defined]
         go = passes.go
 
-        def checked(now_s: float, run: Run = run, market: Market = market, go: Callable[[float], None] = go) -> None:
+        def checked(now_s: float, run: Run = run, auction: Auction = auction, go: Callable[[float], None] = go) -> None:
             nonlocal compared, reserved
             go(now_s)
-            reserved += any(market.desk(name).reservation is not None for name in market.regions)
+            reserved += any(auction.bidder(name).reservation is not None for name in auction.regions)
             for name, ledger in run.clock.stage.ledgers.items():
-                region = market.regions[name]
+                region = auction.regions[name]
                 rows = [region.row(machine) for machine in ledger.free]
                 assert region.machines.free[:, rows].T.tolist() == [*map(list, ledger.free.values())], run.scenario.seed
                 compared += 1

@@ -70,7 +70,7 @@ def verify_part(store: ObjectStore, part: Part) -> None:
 
 
 def fetch_tensors(
-    store: ObjectStore, part: Part, target: Callable[[tensorfile.Entry], memoryview | None] = lambda _: None
+    store: ObjectStore, part: Part, target: Callable[[tensorfile.TensorEntry], memoryview | None] = lambda _: None
 ) -> tensorfile.Content:
     """The metadata and the tensors of a part of the kind `tensors`.
 
@@ -158,7 +158,7 @@ class _Reading:
         self._digest, self._expected = expected_digest(part)
         self._staging: list[memoryview] = []
 
-    def header(self) -> tuple[int, dict[str, str], list[tensorfile.Entry]]:
+    def header(self) -> tuple[int, dict[str, str], list[tensorfile.TensorEntry]]:
         """Where the tensors begin, the metadata, and the tensors in their order."""
         head = bytearray(min(_HEAD_BYTES, self.part.size_bytes))
         self._fill(memoryview(head), 0)

@@ -22,7 +22,7 @@ class LiveTensor:
     dtype: str
     shape: list[int]
 
-    def fits(self, entry: tensorfile.Entry) -> bool:
+    def fits(self, entry: tensorfile.TensorEntry) -> bool:
         """Whether what is in a file is of its type and shape."""
         return (self.dtype, self.shape) == (entry.dtype, entry.shape)
 

@@ -29,7 +29,7 @@ _KEY = re.compile(r"log/(\d{10,})\.json")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One record under its number."""
 
     number: int
@@ -79,7 +79,7 @@ class Log:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, LogEntry] = {}
         self._last = 0
 
     @property
@@ -88,7 +88,7 @@ class Log:
         return self.store.uri("").rstrip("/")
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         """All records, the newest first."""
         return [self._entries[number] for number in sorted(self._entries, reverse=True)]
 
@@ -130,7 +130,7 @@ class Log:
         self._entries = kept
         self._last = max(numbers, default=self._last)
 
-    def _read(self, number: int) -> Entry | None:
+    def _read(self, number: int) -> LogEntry | None:
         name = f"{self.where}/{_key(number)}"
         try:
             with readable(name):
@@ -140,8 +140,8 @@ class Log:
                     return None  # It was removed meanwhile.
             record = parse(raw)
         except CorruptCheckpointError as error:
-            return Entry(number, None, str(error))
-        return Entry(number, record)
+            return LogEntry(number, None, str(error))
+        return LogEntry(number, record)
 
     def advance(self) -> None:
         """Read on after an `append` that found another record in its place.
@@ -191,7 +191,7 @@ class Log:
         number = self._last + 1
         if not self.store.create(_key(number), record.to_bytes()):
             return False
-        self._entries[number] = Entry(number, record)
+        self._entries[number] = LogEntry(number, record)
         self._last = number
         return True
 

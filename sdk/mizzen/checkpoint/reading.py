@@ -14,7 +14,7 @@ from mizzen.checkpoint.live import Live
 from mizzen.checkpoint.log import Log, readable
 from mizzen.checkpoint.manifest import Manifest, Part
 from mizzen.checkpoint.roots import open_root
-from mizzen.checkpoint.tensorfile import Entry
+from mizzen.checkpoint.tensorfile import TensorEntry
 from mizzen.objects.store import ObjectStore
 
 _RELISTS = 5
@@ -182,7 +182,7 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
         wanted = targets.get(part.name, {})
         read: dict[str, Any] = {}
 
-        def target(entry: Entry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:
+        def target(entry: TensorEntry, wanted: Any = wanted, read: dict[str, Any] = read) -> memoryview | None:
             found = wanted.get(entry.name)
             if found is None or not found.fits(entry):
                 return None

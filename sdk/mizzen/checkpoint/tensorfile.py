@@ -71,7 +71,7 @@ def _joined(small: list[Chunk]) -> list[Chunk]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of a file."""
 
     name: str
@@ -99,7 +99,7 @@ def header_end(head: bytes | bytearray, file_bytes: int) -> int:
     return end
 
 
-def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], list[Entry]]:
+def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], list[TensorEntry]]:
     """The metadata of a file and its tensors, in the order in which they fill its body, from its header.
 
     Raises:
@@ -107,13 +107,13 @@ def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], li
     """
     found = json.loads(text)
     metadata = found.pop(METADATA, {})
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     end = 0
     for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
         low, high = entry["data_offsets"]
         if low != end or high < low or high > body_bytes:
             raise ValueError(f"the tensor {name!r} would be at bytes {low} to {high} of {body_bytes}, not at {end}")
-        entries.append(Entry(name, entry["dtype"], entry["shape"], high - low))
+        entries.append(TensorEntry(name, entry["dtype"], entry["shape"], high - low))
         end = high
     if end != body_bytes:
         raise ValueError(f"its tensors end at byte {end} of {body_bytes}")

@@ -28,7 +28,7 @@ _BATCH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One object of the folder."""
 
     path: str
@@ -38,7 +38,7 @@ class Entry:
     """`algorithm:hex` of its content; None: it has not been read yet."""
 
 
-Manifest: TypeAlias = tuple[Entry, ...]
+Manifest: TypeAlias = tuple[ManifestEntry, ...]
 """The objects of a folder, sorted by path (its bytes in UTF-8)."""
 
 
@@ -61,7 +61,7 @@ def listed(store: ObjectStore, folder: str) -> Manifest:
 
 def manifest_of(folder: str, listing: Iterable[ObjectInfo]) -> Manifest:
     """The objects of a listing of `folder`: names and sizes, without checksums."""
-    found = [Entry(info.key.removeprefix(folder), info.size_bytes) for info in listing]
+    found = [ManifestEntry(info.key.removeprefix(folder), info.size_bytes) for info in listing]
     return tuple(sorted(found, key=lambda entry: entry.path.encode(errors="surrogateescape")))
 
 
@@ -88,7 +88,7 @@ def unpack(packed: bytes) -> Manifest:
         ValueError, zlib.error: the bytes are not a packed manifest.
     """
     lines = zlib.decompress(packed).decode().split("\n")
-    return tuple(Entry(*json.loads(line)) for line in lines if line)
+    return tuple(ManifestEntry(*json.loads(line)) for line in lines if line)
 
 
 def declared_checksum(manifest: Manifest) -> str:
@@ -208,8 +208,8 @@ def object_checksum(store: ObjectStore, key: str, algorithm: str, share: Share |
                 return f"{algorithm}:{digest.hexdigest()}"
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    batch: list[Entry] = []
+def _batches(entries: Sequence[ManifestEntry]) -> Iterator[list[ManifestEntry]]:
+    batch: list[ManifestEntry] = []
     batch_bytes = 0
     for entry in entries:
         batch.append(entry)

@@ -9,7 +9,7 @@ from domain.scheduling import Bid, PlacementRequest, Plan
 
 
 @dataclass(frozen=True)
-class Entry:
+class Candidate:
     """One queued workload, in its turn."""
 
     request: PlacementRequest

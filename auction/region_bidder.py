@@ -1,4 +1,4 @@
-"""A region's desk in an auction: it bids, remembers what it refused, and keeps what is reserved."""
+"""A region's bidder in an auction: it bids, remembers what it refused, and keeps what is reserved."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from auction.entry import Entry, Stats
+from auction.candidate import Candidate, Stats
 from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
@@ -22,8 +22,8 @@ from rms.region import Region
 from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
 
 
-class Desk:
-    """One region in one market."""
+class RegionBidder:
+    """One region in one auction."""
 
     def __init__(
         self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool, explains: bool = True
@@ -50,9 +50,9 @@ class Desk:
         self.cache.clear()
         self._plans.clear()
 
-    def bid(self, entry: Entry) -> Bid:
+    def bid(self, candidate: Candidate) -> Bid:
         """The region's answer for one workload."""
-        request, bound = self._request(entry), self._binds(entry)
+        request, bound = self._request(candidate), self._binds(candidate)
         self._stats.bids += 1
         plans, alike = self._plans_now(), (request.jobs, bound)
         if alike in plans:
@@ -65,8 +65,8 @@ class Desk:
             if known is not None:
                 why = self._like(request, *known) if self._explains else ()
                 return Bid(request.workload, self.region.name, None, why, lasting=True)
-        answer = self.offer(entry)
-        with self._reach(entry):
+        answer = self.offer(candidate)
+        with self._reach(candidate):
             job = self._planner.without_room(request) if answer.plan is None else None
         if job is not None:
             answer = replace(answer, lasting=True)
@@ -78,12 +78,12 @@ class Desk:
             answer = replace(answer, victim_attempts=self.region.attempts(answer.plan.victims))
         return answer
 
-    def offer(self, entry: Entry) -> Bid:
+    def offer(self, candidate: Candidate) -> Bid:
         """The region's answer as it is now, found anew, with what is reserved out of reach. Nothing is remembered."""
-        with self._reach(entry):
-            return bid_in(self._planner, self._request(entry))
+        with self._reach(candidate):
+            return bid_in(self._planner, self._request(candidate))
 
-    def award(self, entry: Entry, plan: Plan) -> Award:
+    def award(self, candidate: Candidate, plan: Plan) -> Award:
         """Awards a plan: the columns change.
 
         Raises:
@@ -91,13 +91,13 @@ class Desk:
             ValueError: it is not a plan for this workload.
         """
         self._ends_s = None
-        request = self._request(entry)
-        if self._binds(entry):
-            with self._reach(entry):
+        request = self._request(candidate)
+        if self._binds(candidate):
+            with self._reach(candidate):
                 check(self.region, plan, request)
         # Of a machine it takes what is free first, as the award in the database does, which knows of no reservation.
         # What was kept there comes back with the victims.
-        return award(self.region, plan, request, self.region.now_s + entry.max_runtime_s)
+        return award(self.region, plan, request, self.region.now_s + candidate.max_runtime_s)
 
     def revoke(self, given: Award) -> None:
         """Takes an award back."""
@@ -113,19 +113,19 @@ class Desk:
             out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
         return out
 
-    def soonest(self, entry: Entry, within_s: float) -> Reservation | None:
+    def soonest(self, candidate: Candidate, within_s: float) -> Reservation | None:
         """What a reservation would be; None: there is one already, or the workload could not start within that time."""
-        request = self._request(entry)
+        request = self._request(candidate)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
         return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
 
-    def again(self, entry: Entry, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
+    def again(self, candidate: Candidate, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
         """The reservation of an earlier pass, by machine, as it would be now; None: as in `soonest`."""
         if self.reservation is not None:
             return None
         latest_s = self.region.now_s + within_s
-        return reserve_again(self._planner, self._request(entry), self._expected_ends_s(), needs, latest_s)
+        return reserve_again(self._planner, self._request(candidate), self._expected_ends_s(), needs, latest_s)
 
     def _expected_ends_s(self) -> F8:
         if self._ends_s is None:
@@ -139,16 +139,16 @@ class Desk:
             self._state = self.region.state
         return self._plans
 
-    def _request(self, entry: Entry) -> PlacementRequest:
-        return entry.request if self._may_evict else replace(entry.request, rank=OVER_QUOTA_RANK)
+    def _request(self, candidate: Candidate) -> PlacementRequest:
+        return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
 
-    def _binds(self, entry: Entry) -> bool:
+    def _binds(self, candidate: Candidate) -> bool:
         """Whether what is reserved is out of a workload's reach: it may not be gone in time."""
         reservation = self.reservation
-        return reservation is not None and self.region.now_s + entry.max_runtime_s > reservation.starts_at_s
+        return reservation is not None and self.region.now_s + candidate.max_runtime_s > reservation.starts_at_s
 
-    def _reach(self, entry: Entry) -> AbstractContextManager[None]:
-        if self.reservation is not None and self._binds(entry):
+    def _reach(self, candidate: Candidate) -> AbstractContextManager[None]:
+        if self.reservation is not None and self._binds(candidate):
             return kept(self.region, self.reservation)
         return nullcontext()
 

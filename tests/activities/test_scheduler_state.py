@@ -14,8 +14,8 @@ from sqlalchemy import Engine, delete, select, text
 
 import gms.scan
 from activities.scheduling.bids import Asked, placement_request, region_bid
-from activities.scheduling.scan_result import Entry
-from activities.scheduling.scheduler_state import Held
+from activities.scheduling.scan_result import QueuedWorkload
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.ask import Ask, ask_of
 from domain.capacity import CapacityKind
 from domain.phases import Phase
@@ -46,19 +46,19 @@ ANYWHERE = ("spot", "voluntary", "reserved", "on_demand")
 """Kinds of capacity of every other gang."""
 
 
-def agree(world: World, held: Held) -> None:
+def agree(world: World, state: SchedulerState) -> None:
     """The scan and the bids of what is held are those of everything read anew, at the same moment."""
-    with held.current(), transaction(world.engine, isolation="REPEATABLE READ") as session:
+    with state.current(), transaction(world.engine, isolation="REPEATABLE READ") as session:
         settings = world.settings.scheduler
-        _same_scan(held, gms.scan.scan(oracle.queue_snapshot(session, settings, held.now_s)))
-        assert set(held.regions) == set(session.scalars(select(Region.name)))
-        for region in sorted(held.regions):
-            state = oracle.region_snapshot(session, region, settings, held.now_s)
-            assert _bids(held, region) == _plain_bids(state), region
+        _same_scan(state, gms.scan.scan(oracle.queue_snapshot(session, settings, state.now_s)))
+        assert set(state.regions) == set(session.scalars(select(Region.name)))
+        for region in sorted(state.regions):
+            snapshot = oracle.region_snapshot(session, region, settings, state.now_s)
+            assert _bids(state, region) == _plain_bids(snapshot), region
 
 
-def _same_scan(held: Held, plain: ScanResult) -> None:
-    found = held.queue.scan(held.now_s).result()
+def _same_scan(state: SchedulerState, plain: ScanResult) -> None:
+    found = state.queue.scan(state.now_s).result()
     assert [replace(r, credit=0.0) for r in found.queue] == [replace(r, credit=0.0) for r in plain.queue]
     # Shares of use are exact here, and summed up in floating point there.
     assert [r.credit for r in found.queue] == pytest.approx([r.credit for r in plain.queue], rel=1e-9, abs=1e-9)
@@ -69,17 +69,17 @@ def _requests() -> Iterator[Asked]:
     for number, jobs in enumerate(PROBES):
         for rank in (1, 4, 8):
             ask = Ask(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
-            entry = Entry("~probe", rank, None, None)
-            yield Asked(entry, ask, placement_request(entry, ask), {}, 0.0, rank)
+            queued = QueuedWorkload("~probe", rank, None, None)
+            yield Asked(queued, ask, placement_request(queued, ask), {}, 0.0, rank)
 
 
-def _bids(held: Held, region: str) -> list[Bid]:
-    return [region_bid(held.planner(region), a) for a in _requests()]
+def _bids(state: SchedulerState, region: str) -> list[Bid]:
+    return [region_bid(state.planner(region), a) for a in _requests()]
 
 
-def _plain_bids(state: RegionSnapshot) -> list[Bid]:
+def _plain_bids(snapshot: RegionSnapshot) -> list[Bid]:
     # As `rms.bid.bid`, which builds the columns for each bid: that took most of the time of these tests.
-    planner = Planner(Columns.of(state))
+    planner = Planner(Columns.of(snapshot))
     return [bid_in(planner, a.request) for a in _requests()]
 
 
@@ -89,7 +89,7 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
     chance = random.Random(seed)
     world = World(database, tmp_path)
     walk = Walk(world, seed)
-    held = Held(world.engine, world.settings.scheduler)
+    state = SchedulerState(world.engine, world.settings.scheduler)
     others: list[Callable[[], None]] = [
         lambda: _touch(world, chance), lambda: _abort(world, chance), lambda: _quota(world, chance),
         lambda: _forget(world), lambda: _end(world, chance), lambda: _move(world, chance),
@@ -98,8 +98,8 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
     for _ in range(70):
         for _ in range(chance.randrange(1, 4)):
             chance.choice([walk.step, walk.step, walk.step, *others])()
-        agree(world, held)
-    assert held.full_reads < 25 and world.held.full_reads < 25
+        agree(world, state)
+    assert state.full_reads < 25 and world.scheduler_state.full_reads < 25
 
 
 def _terms(world: World, chance: random.Random) -> None:
@@ -174,7 +174,7 @@ def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: Wor
         world.region(region)
         for n in range(3):
             world.machine(f"{region}/c/m{n}", 8)
-    held = Held(world.engine, world.settings.scheduler)
+    state = SchedulerState(world.engine, world.settings.scheduler)
     looks = threading.Event()
 
     def write(number: int) -> None:
@@ -192,37 +192,37 @@ def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: Wor
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        with held.current():
+        with state.current():
             looks.set()
     for writer in writers:
         writer.join()
-    assert looks.is_set() and held.full_reads == 1
-    agree(world, held)
-    with held.current():
-        assert len(held.queue.queue.pending) == 36
+    assert looks.is_set() and state.full_reads == 1
+    agree(world, state)
+    with state.current():
+        assert len(state.queue.queue.pending) == 36
 
 
 def test_a_change_that_commits_late_is_seen(world: World) -> None:
     """A transaction that began before others and commits after them, and after a look, is in the next look."""
-    held = Held(world.engine, world.settings.scheduler)
-    with held.current():
+    state = SchedulerState(world.engine, world.settings.scheduler)
+    with state.current():
         pass
     with transaction(world.engine) as early:
         early.execute(text("insert into workload (id, tenant, name, spec) values ('early', 't', 'early', '{}')"))
         with transaction(world.engine) as later:
             later.execute(text("insert into workload (id, tenant, name, spec) values ('later', 't', 'later', '{}')"))
-        with held.current():
-            assert [held.queue.queue.pending.name(0)] == ["later"] and len(held.queue.queue.pending) == 1
-    with held.current():
-        assert len(held.queue.queue.pending) == 2
-    assert held.full_reads == 1
+        with state.current():
+            assert [state.queue.queue.pending.name(0)] == ["later"] and len(state.queue.queue.pending) == 1
+    with state.current():
+        assert len(state.queue.queue.pending) == 2
+    assert state.full_reads == 1
 
 
 def test_who_fell_behind_reads_everything(world: World) -> None:
     """Whoever has not seen changes that were deleted reads all; who has seen them goes on."""
-    behind, there = (Held(world.engine, world.settings.scheduler) for _ in range(2))
-    for held in (behind, there):
-        with held.current():
+    behind, there = (SchedulerState(world.engine, world.settings.scheduler) for _ in range(2))
+    for state in (behind, there):
+        with state.current():
             pass
     world.submit()
     with there.current():
@@ -230,28 +230,28 @@ def test_who_fell_behind_reads_everything(world: World) -> None:
     _forget(world)
     with world.session() as session:
         assert session.scalars(select(Change)).all() == []
-    for held in (behind, there):
-        agree(world, held)
+    for state in (behind, there):
+        agree(world, state)
     assert (behind.full_reads, there.full_reads) == (2, 1)
 
 
 def test_a_table_that_is_emptied_is_seen(world: World) -> None:
     """Even a truncation, of which no row tells, is not missed."""
     world.submit()
-    held = Held(world.engine, world.settings.scheduler)
-    agree(world, held)
+    state = SchedulerState(world.engine, world.settings.scheduler)
+    agree(world, state)
     with world.session() as session:
         session.execute(text("truncate workload cascade"))
-    with held.current():
-        assert len(held.queue.queue.pending) == 0
+    with state.current():
+        assert len(state.queue.queue.pending) == 0
 
 
 def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails while changes are taken over, the next look starts from nothing and is right."""
     world.region("r")
     world.machine("r/c/m")
-    held = Held(world.engine, world.settings.scheduler)
-    agree(world, held)
+    state = SchedulerState(world.engine, world.settings.scheduler)
+    agree(world, state)
     world.submit()
     world.machine("r/c/n")
 
@@ -259,10 +259,10 @@ def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.Monk
         raise OSError("no more memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Held, "_put_machine", fail)
-        with pytest.raises(OSError, match="no more memory"), held.current():
+        patched.setattr(SchedulerState, "_put_machine", fail)
+        with pytest.raises(OSError, match="no more memory"), state.current():
             pass
-    agree(world, held)
+    agree(world, state)
 
 
 def test_a_dry_run_disturbs_nothing(world: World) -> None:
@@ -274,14 +274,14 @@ def test_a_dry_run_disturbs_nothing(world: World) -> None:
     world.submit(job(gpus=2))
     world.alter(Workload, low, level=6)
     spec = WorkloadSpec(name="x", tenant="high", jobs=(job(gpus=4),))
-    with world.held.current() as held:
-        before = held.queue.scan(held.now_s).result(), _bids(held, "r")
+    with world.scheduler_state.current() as state:
+        before = state.queue.scan(state.now_s).result(), _bids(state, "r")
         told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
-        after = held.queue.scan(held.now_s).result()
+        after = state.queue.scan(state.now_s).result()
         assert [r.id for r in after.queue] == [r.id for r in before[0].queue]
         assert after.placed_ranks == before[0].placed_ranks == {low: 6}
     assert told.victims == [low]
-    agree(world, world.held)
+    agree(world, world.scheduler_state)
 
 
 def test_a_region_of_its_own_follows_what_concerns_it(world: World) -> None:
@@ -289,15 +289,15 @@ def test_a_region_of_its_own_follows_what_concerns_it(world: World) -> None:
     for region in ("east", "west"):
         world.region(region)
         world.machine(f"{region}/c/m")
-    own = Held(world.engine, world.settings.scheduler, ["east"])
+    own = SchedulerState(world.engine, world.settings.scheduler, ["east"])
     for gpus in (1, 2, 4, 1):
         world.running(job(gpus=gpus))
         world.alter(Machine, "west/c/m", failed_gangs=gpus)
-        with own.current(), world.held.current():
-            own.now_s = world.held.now_s
+        with own.current(), world.scheduler_state.current():
+            own.now_s = world.scheduler_state.now_s
             own.regions["east"].refresh(own.now_s)
             assert list(own.regions) == ["east"] and len(own.queue.queue.pending) == 0
-            assert _bids(own, "east") == _bids(world.held, "east")
+            assert _bids(own, "east") == _bids(world.scheduler_state, "east")
     assert own.full_reads == 1
 
 
@@ -305,20 +305,20 @@ def test_machines_move_and_regions_come_and_go(world: World) -> None:
     """A machine that registers in another region, and a region that is made or deleted, show at the next look."""
     world.region("east")
     world.machine("east/c/m")
-    held = Held(world.engine, world.settings.scheduler)
-    agree(world, held)
+    state = SchedulerState(world.engine, world.settings.scheduler)
+    agree(world, state)
     world.region("west")
-    agree(world, held)
+    agree(world, state)
     world.machine("east/c/m", region="west", incarnation="boot-2")
-    agree(world, held)
+    agree(world, state)
     with world.session() as session:
         session.execute(text("delete from cluster where region = 'east'"))
         session.execute(text("delete from region where name = 'east'"))
-    agree(world, held)
-    assert set(held.regions) == {"west"}
+    agree(world, state)
+    assert set(state.regions) == {"west"}
     with world.session() as session:
         session.execute(text("delete from machine"))
-    agree(world, held)
+    agree(world, state)
 
 
 def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> None:
@@ -326,11 +326,11 @@ def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> 
     world.region("east")
     for name in ("a", "b"):
         world.machine(f"east/{name}/m")
-    held = Held(world.engine, world.settings.scheduler)
+    state = SchedulerState(world.engine, world.settings.scheduler)
 
     def chosen() -> tuple[str, float]:
-        agree(world, held)
-        plan = _bids(held, "east")[0].plan
+        agree(world, state)
+        plan = _bids(state, "east")[0].plan
         assert plan is not None
         return plan.jobs[0].cluster, plan.quality.usd_per_h
 
@@ -403,11 +403,11 @@ def test_a_crash_of_postgres_is_noticed(
     world.region("r")
     world.machine("r/c/m")
     running = world.running(job(gpus=2))
-    agree(world, world.held)
-    reads = world.held.full_reads
+    agree(world, world.scheduler_state)
+    reads = world.scheduler_state.full_reads
     crash()
-    agree(world, world.held)
-    assert world.held.full_reads == reads + 1
+    agree(world, world.scheduler_state)
+    assert world.scheduler_state.full_reads == reads + 1
     world.release(running, Phase.PREEMPTED)
-    agree(world, world.held)
-    assert world.held.full_reads == reads + 1
+    agree(world, world.scheduler_state)
+    assert world.scheduler_state.full_reads == reads + 1
