@@ -12,13 +12,15 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulation.policies import POLICIES
 from simulation.run import Run, Scenario
 from simulation.scenario import Span, from_trace
-from simulation.stage import Happened
 from simulation.workloads import Hardware, Workload
+
+if TYPE_CHECKING:
+    from simulation.transitions import Happened  # Elsewhere in earlier commits.
 
 MACHINES = ("usd", "usd_by", "pools", "interruptions", "available_gpu_hours", "lost_gpu_hours_by")
 """Of the simulator's own accounts, what machines cost and how they came and went; earlier commits say less."""
@@ -55,7 +57,7 @@ class Watch:
         self.lost: list[tuple[float, float]] = []
         """(when, GPU-seconds held without work: through evictions, and through provisioning after the first)."""
 
-    def __call__(self, event: Happened) -> None:
+    def __call__(self, event: "Happened") -> None:
         """One event of the run."""
         w, at_s = self._of[event.workload], event.at_s
         getattr(self, f"_{event.what}")(w, at_s, event.detail)

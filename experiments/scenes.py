@@ -30,8 +30,8 @@ from experiments.cases import (
     case_of,
 )
 from experiments.fleets import fleet_body, openb_regions, philly_regions
-from simulation.draws import chance, pick
 from simulation.fleet import QuotaRule, SimulatedFleet, quotas_by_rule, supply
+from simulation.random_draws import chance, pick
 from simulation.settings import Settings
 from simulation.trace.reading import COLUMNS, read_trace
 from simulation.trace.rows import TraceRow

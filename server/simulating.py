@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-import simulation.clock
+import simulation.simulator
 from domain.units import parse_duration_s
 from infra.errors import ConfigurationError
 from server.instance_files import read_any, read_document, read_needed
@@ -90,10 +90,10 @@ def _say_bad(scenario: Scenario, err: Console) -> None:
             err.print(f"  and {len(scenario.bad) - _SHOWN_BAD} more; `--json` lists all", highlight=False)
 
 
-def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.clock.Progress], bool]:
+def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.simulator.Progress], bool]:
     """What a run tells how far it is, and asks whether to stop."""
 
-    def stop(p: simulation.clock.Progress) -> bool:
+    def stop(p: simulation.simulator.Progress) -> bool:
         show(p.done, _line(p))
         return interrupted()
 
@@ -107,12 +107,12 @@ def duration(span_s: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
-def _line(p: simulation.clock.Progress) -> str:
+def _line(p: simulation.simulator.Progress) -> str:
     return f"simulated {duration(p.now_s)}, {p.finished:,} of {p.workloads:,} workloads finished, {p.queued:,} queued"
 
 
 def _far(run: Run) -> str:
-    return f"{run.policy.name}: {_line(run.clock.progress)}"
+    return f"{run.policy.name}: {_line(run.simulator.progress)}"
 
 
 def _summary(outcomes: Sequence[dict[str, Any]]) -> str:

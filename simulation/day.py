@@ -10,8 +10,8 @@ from math import ceil, log2
 import numpy as np
 
 from domain.scheduling import JobRequest, MachineState, TenantState
-from simulation.draws import chance
 from simulation.fleet import supply
+from simulation.random_draws import chance
 from simulation.run import Scenario
 from simulation.settings import Settings
 from simulation.supply.sources import Machines

@@ -13,13 +13,13 @@ from domain.live import LiveSnapshot, LiveWorkload
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import MachineState, RunningWorkload, TenantState
 from infra.errors import ConfigurationError
-from simulation.draws import chance
+from simulation.initial_state import InitialHolder
 from simulation.ledger import NOTHING, Amounts, plus
+from simulation.random_draws import chance
 from simulation.run import Scenario
 from simulation.scenario import EVERYTHING, Span
 from simulation.settings import Settings, fit_lognormal, problems
 from simulation.workloads import Workload
-from simulation.world import Held
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
 _MU, _SIGMA = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
@@ -141,7 +141,7 @@ def remaining_after_s(ran_s: float, at: float) -> float:
     return max(_LEAST_S, exp(_MU + _SIGMA * _NORMAL.inv_cdf(quantile)) - ran_s)
 
 
-def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> Held | None:
+def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> InitialHolder | None:
     """What it holds on machines that are there; None: nothing."""
     placement = w.placement
     assert placement is not None
@@ -150,7 +150,7 @@ def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> Held | None
         return None
     began = placement.started_at or placement.awarded_at
     running = RunningWorkload(w.id, OVER_QUOTA_RANK, began.timestamp() - zero_s, holdings, None)
-    return Held(running, placement.region, placement.gpus, placement.started_at is not None)
+    return InitialHolder(running, placement.region, placement.gpus, placement.started_at is not None)
 
 
 def _machines(live: LiveSnapshot, taken: dict[str, Amounts]) -> dict[str, tuple[MachineState, ...]]:

@@ -12,11 +12,11 @@ from auction.immunity import immune_to
 from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
-from simulation.board import Ints
 from simulation.engine import Standing
-from simulation.lives import Life
 from simulation.rivals.rival import Rival
-from simulation.stage import Stage
+from simulation.transitions import Transitions
+from simulation.workload_columns import Ints
+from simulation.workload_state import WorkloadState
 
 _ASKED = 32
 """So many at once, for what they teach about the rest. Decisions are the same in batches of any size, but for joint
@@ -32,8 +32,8 @@ class Passes:
     has waited long enough to reserve is skipped only if the refused one could not reserve.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage, self._settings = stage, stage.settings
+    def __init__(self, transitions: Transitions) -> None:
+        self._transitions, self._settings = transitions, transitions.settings
         self.news = False
         """Whether something happened since the last pass."""
         self._last_s = -inf
@@ -43,22 +43,22 @@ class Passes:
 
     def due_s(self) -> float:
         """When the next pass is; infinity: not before something happens."""
-        if not self._stage.queue:
+        if not self._transitions.queue:
             return inf
         wait_s = self._settings.tick_spacing_s if self.news else self._settings.full_scan_s
         return self._last_s + wait_s
 
     def go(self, now_s: float) -> None:
         """One pass."""
-        stage, engine = self._stage, self._stage.engine
+        transitions, engine = self._transitions, self._transitions.engine
         self._last_s, self.news = now_s, False
         if now_s - self._shares_s >= self._settings.full_scan_s:
             self._shares_s = now_s
-            engine.set_tenants(stage.shares.tenants(now_s))
+            engine.set_tenants(transitions.shares.tenants(now_s))
         self._standing = standing = self._scan(now_s)
         self._renew(now_s, standing)
         engine.open(now_s)
-        if stage.policy.in_order:
+        if transitions.policy.in_order:
             self._in_order(now_s, standing)
         elif isinstance(engine, Rival):
             for place in engine.turns(standing):
@@ -70,38 +70,38 @@ class Passes:
         """Workloads that no region had room for in the last pass, in the order of the queue; none over quota."""
         if self._standing is None:
             return []
-        stage, everywhere = self._stage, frozenset(self._stage.ledgers)
+        transitions, everywhere = self._transitions, frozenset(self._transitions.ledgers)
         within = self._standing.order[self._standing.rank != OVER_QUOTA_RANK].tolist()
-        lives = (stage.lives[number] for number in within if number in stage.queue)
+        states = (transitions.states[number] for number in within if number in transitions.queue)
         return [
-            Shortage(life.id, life.workload.jobs, everywhere if life.only is None else life.only)
-            for life in islice(lives, MOST_SHORTAGES)
+            Shortage(state.id, state.workload.jobs, everywhere if state.only is None else state.only)
+            for state in islice(states, MOST_SHORTAGES)
         ]
 
     def _scan(self, now_s: float) -> Standing:
-        stage = self._stage
-        stage.engine.change(stage.pending, stage.placed)
-        stage.pending, stage.placed = [], []
-        standing = stage.engine.scan(now_s)
-        stage.board.over_quota[standing.order] = standing.rank == OVER_QUOTA_RANK
+        transitions = self._transitions
+        transitions.engine.change(transitions.pending, transitions.placed)
+        transitions.pending, transitions.placed = [], []
+        standing = transitions.engine.scan(now_s)
+        transitions.columns.over_quota[standing.order] = standing.rank == OVER_QUOTA_RANK
         return standing
 
     def _renew(self, now_s: float, standing: Standing) -> None:
         """The regions learn of new ranks and checkpoints."""
-        board, numbers = self._stage.board, standing.placed
-        made = board.checkpoints_at(numbers, now_s, self._settings.checkpoint_interval_s)
-        new = (standing.placed_rank != board.rank[numbers]) | (made != board.checkpoints[numbers])
-        new &= board.holds_all[numbers]
-        board.rank[numbers[new]], board.checkpoints[numbers[new]] = standing.placed_rank[new], made[new]
+        columns, numbers = self._transitions.columns, standing.placed
+        made = columns.checkpoints_at(numbers, now_s, self._settings.checkpoint_interval_s)
+        new = (standing.placed_rank != columns.rank[numbers]) | (made != columns.checkpoints[numbers])
+        new &= columns.holds_all[numbers]
+        columns.rank[numbers[new]], columns.checkpoints[numbers[new]] = standing.placed_rank[new], made[new]
         for number in numbers[new].tolist():
-            self._stage.tell(self._stage.lives[number])
+            self._transitions.tell(self._transitions.states[number])
 
     def _by_rank(self, now_s: float, standing: Standing) -> None:
         waited_s = self._waited_s(now_s, standing)
         may_reserve = waited_s > self._settings.reserve_after_s
         left = np.arange(len(standing.order))
         taken: set[str] = set()
-        size = self._settings.batch if self._stage.policy.joint else min(_ASKED, self._settings.batch)
+        size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
         while len(left):
             batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)
@@ -123,7 +123,7 @@ class Passes:
         """By place in the queue, where it matters: where gangs may reserve."""
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order))
-        return now_s - np.array([self._stage.lives[number].waits_since_s for number in standing.order.tolist()])
+        return now_s - np.array([self._transitions.states[number].waits_since_s for number in standing.order.tolist()])
 
     def _ask_no_less(
         self, standing: Standing, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
@@ -132,13 +132,13 @@ class Passes:
         if not (than and len(left)):
             return np.zeros(len(left), np.bool_)
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
-        return self._stage.board.ask_no_less(*asks[0], *asks[1])
+        return self._transitions.columns.ask_no_less(*asks[0], *asks[1])
 
     def _withdraw(self, standing: Standing, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
         """Clears `may_reserve` of the places `left` for which all regions where they may run are reserved."""
-        lives, everywhere = self._stage.lives, frozenset(self._stage.ledgers)
+        states, everywhere = self._transitions.states, frozenset(self._transitions.ledgers)
         for place in left[may_reserve[left]].tolist():
-            only = lives[int(standing.order[place])].only
+            only = states[int(standing.order[place])].only
             may_reserve[place] = not (everywhere if only is None else only) <= taken
 
     def _ask(self, now_s: float, standing: Standing, batch: Ints) -> tuple[list[int], dict[int, str]]:
@@ -148,37 +148,38 @@ class Passes:
             The places in the queue whose refusal holds for all that ask for at least as much; and the region that was
             reserved, by the place in the queue of the workload that reserved it.
         """
-        stage = self._stage
+        transitions = self._transitions
         candidates: list[Candidate] = []
-        lives: list[Life] = []
+        states: list[WorkloadState] = []
         for place in batch.tolist():
-            life = stage.lives[int(standing.order[place])]
+            state = transitions.states[int(standing.order[place])]
             ranked = standing.ranked(place)
-            jobs = life.workload.jobs
-            if stage.policy.rival is None:
+            jobs = state.workload.jobs
+            if transitions.policy.rival is None:
                 jobs = tuple(
                     job if job.gpu_types == types else replace(job, gpu_types=types)
                     for job, types in zip(jobs, ranked.gpu_types, strict=True)
                 )
             displaces = frozenset(ranked.displaces)
-            request = PlacementRequest(life.id, ranked.rank, jobs, immune_to(life.id, stage.evictors), displaces)
-            waited_s = now_s - life.waits_since_s
+            immune = immune_to(state.id, transitions.evictors)
+            request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces)
+            waited_s = now_s - state.waits_since_s
             candidates.append(
-                Candidate(request, life.only, waited_s=waited_s, max_runtime_s=life.workload.max_runtime_s)
+                Candidate(request, state.only, waited_s=waited_s, max_runtime_s=state.workload.max_runtime_s)
             )
-            lives.append(life)
+            states.append(state)
         refused: list[int] = []
         reserved: dict[int, str] = {}
-        for place, life, candidate, outcome in zip(
-            batch.tolist(), lives, candidates, stage.engine.place(candidates), strict=True
+        for place, state, candidate, outcome in zip(
+            batch.tolist(), states, candidates, transitions.engine.place(candidates), strict=True
         ):
             if outcome.plan is not None:
-                stage.award(now_s, life, candidate.request, outcome.plan, candidate.request.rank)
+                transitions.award(now_s, state, candidate.request, outcome.plan, candidate.request.rank)
                 # Those have another rank now: others may evict them.
                 self.news |= not candidate.request.displaces.issubset(outcome.plan.victims)
             elif (
                 not candidate.request.may_not_evict
-                and candidate.request.jobs == life.workload.jobs
+                and candidate.request.jobs == state.workload.jobs
                 and len(candidate.request.jobs) == 1
             ):
                 refused.append(place)  # (With less room the first job of several may leave its place to the next.)

@@ -10,20 +10,20 @@ from auction.auction import Options
 from domain.scheduling import CreditWeights, TenantState
 from infra.errors import ConfigurationError
 from simulation import result
-from simulation.clock import Clock, Progress
 from simulation.engine import Engine, Production
 from simulation.errors import SimulationError
+from simulation.initial_state import InitialHolder, InitialState
 from simulation.meter import Meter, ratio
 from simulation.plain import Plain
 from simulation.policies import POLICIES, Policy, split_by_cluster
 from simulation.rivals.kueue import Kueue
 from simulation.rivals.slurm import Slurm
 from simulation.settings import Settings
-from simulation.stage import Happened
+from simulation.simulator import Progress, Simulator
 from simulation.supply.sources import Machines, Sources
 from simulation.trace.rows import BadRow
+from simulation.transitions import Happened
 from simulation.workloads import Hardware, Workload
-from simulation.world import Held, World
 
 ROUNDED_S = 3
 
@@ -42,7 +42,7 @@ class Scenario:
     measure_to_s: float = inf
     starts_s: float = 0.0
     """The simulation's 0 on the clock of the user: the trace's, or seconds since the snapshot."""
-    holding: dict[str, Held] = field(default_factory=dict)
+    holding: dict[str, InitialHolder] = field(default_factory=dict)
     bad: Sequence[BadRow] = ()
     sources: Sources = field(default_factory=Sources)
     """Where more machines come from."""
@@ -101,23 +101,23 @@ class Run:
         self._hardware = Hardware(scenario.sources.possible(scenario.machines))
         supply = dict.fromkeys(self._hardware.supply, 0) | Hardware(scenario.machines).supply
         self.meter = Meter(supply, scenario.measure_from_s, scenario.measure_to_s)
-        world = World(
+        initial = InitialState(
             scenario.machines, scenario.tenants, scenario.workloads, scenario.settings, self.policy, scenario.seed,
             scenario.until_s, scenario.holding, scenario.sources,
         )  # fmt: skip
         self.engine = engine_for(scenario, self.policy, self.plain)
-        self.clock = Clock(world, self.engine, self.meter, self.follow)
+        self.simulator = Simulator(initial, self.engine, self.meter, self.follow)
 
     def go(self, stop: Callable[[Progress], bool] | None = None) -> "Run":
         """Runs to the end, or until `stop` says so: then it counts as interrupted."""
         began_s = time.perf_counter()
-        self.interrupted = not self.clock.run(stop)
+        self.interrupted = not self.simulator.run(stop)
         self.wall_s = time.perf_counter() - began_s
         return self
 
     def to_json(self) -> dict[str, Any]:
         """The outcome. All but `decisions_per_s` follows from the inputs and the seed."""
-        counts, progress, scenario = self.engine.counts(), self.clock.progress, self.scenario
+        counts, progress, scenario = self.engine.counts(), self.simulator.progress, self.scenario
         asked = counts.negative_hits + counts.negative_misses
         never = [w.id for w in scenario.workloads if not all(self._hardware.regions_for(job) for job in w.jobs)]
         return {
@@ -145,7 +145,7 @@ class Run:
                 "supply": self.meter.supply,
                 "objective_s": {str(level): span_s for level, span_s in sorted(scenario.settings.objective_s.items())},
                 "bad_rows": result.bad_rows(scenario.bad),
-                "pools": asdict(self.clock.keeper.counts),
+                "pools": asdict(self.simulator.keeper.counts),
                 **result.more(self.meter.total),
                 **scenario.says,
             },

@@ -5,8 +5,8 @@ from math import ceil, exp, inf, log
 from statistics import NormalDist
 
 from domain.scheduling import JobRequest, MachineState, TenantState
-from simulation.draws import chance, pick
 from simulation.policies import Policy
+from simulation.random_draws import chance, pick
 from simulation.run import Run, Scenario
 from simulation.settings import Settings, fit_lognormal
 from simulation.workloads import Workload
@@ -71,8 +71,8 @@ def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: 
     """
     run = Run(scenario, policy, plain=plain)
     begun = time.perf_counter()
-    run.clock.run(lambda progress: most is not None and progress.events >= most, every=1)
-    return run.clock.events / (time.perf_counter() - begun)
+    run.simulator.run(lambda progress: most is not None and progress.events >= most, every=1)
+    return run.simulator.events / (time.perf_counter() - begun)
 
 
 def lognormal_at(mu: float, sigma: float, quantile: float) -> float:

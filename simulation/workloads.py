@@ -7,8 +7,8 @@ from math import inf
 
 from domain.priority import LOWEST_LEVEL
 from domain.scheduling import JobRequest, MachineState, TenantState
-from simulation.draws import chance, pick, sample
 from simulation.fleet import SimulatedFleet, quotas_by_rule, supply
+from simulation.random_draws import chance, pick, sample
 from simulation.settings import Settings
 from simulation.trace.rows import BadRow, TraceRow
 

@@ -8,8 +8,8 @@ from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan
 from simulation.engine import Counts, Ranks, Standing
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
-from simulation.lives import numbered
 from simulation.rivals.rooms import Pool, pools_of
+from simulation.workload_state import numbered
 from simulation.workloads import Workload
 
 

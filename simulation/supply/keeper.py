@@ -12,9 +12,9 @@ from lifecycle.instances import InstanceEvent, InstanceStep
 from providers.trace.market import Instance, Market
 from providers.trace.settings import TraceSettings
 from simulation.meter import Meter
-from simulation.stage import Stage
 from simulation.supply.instances import Bought
 from simulation.supply.sources import Sources, machine_of
+from simulation.transitions import Transitions
 
 
 @dataclass
@@ -38,10 +38,11 @@ class Keeper:
     """
 
     def __init__(
-        self, sources: Sources, stage: Stage, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
+        self, sources: Sources, transitions: Transitions, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
     ) -> None:
         """`waiting`: workloads that no region has room for, in the order of the queue."""
-        self._sources, self._stage, self._meter, self._waiting, self._seed = sources, stage, meter, waiting, seed
+        self._sources, self._transitions, self._meter = sources, transitions, meter
+        self._waiting, self._seed = waiting, seed
         self._offers = sources.offers()
         self._markets = {name: Market(settings, 0.0) for name, settings in sources.clouds.items()}
         self._period_s = max(map(_period_s, sources.clouds.values()), default=0.0) + sources.keeper.refused_pause_s
@@ -90,7 +91,7 @@ class Keeper:
                 self.counts.taken += 1
                 if one.step is InstanceStep.SERVE:
                     one.go_on(InstanceEvent.TOLD)
-                    self._stage.interrupt(at_s, *one.place)
+                    self._transitions.interrupt(at_s, *one.place)
                 changed = True
         if changed:
             self._look_again(at_s)
@@ -107,12 +108,12 @@ class Keeper:
         if one.launched.ends_at_s <= at_s:
             one.go_on(InstanceEvent.LOST)
             self._gone(at_s, one)
-        elif one.step is InstanceStep.DRAIN and self._stage.is_idle(*one.place):
+        elif one.step is InstanceStep.DRAIN and self._transitions.is_idle(*one.place):
             one.go_on(InstanceEvent.DONE)
             self._gone(at_s, one)
         elif one.step is InstanceStep.AWAIT_AGENT and one.launched.starts_at_s <= at_s and not one.is_noticed:
             one.go_on(InstanceEvent.DONE)
-            self._stage.join(one.pool[0], one.machine)
+            self._transitions.join(one.pool[0], one.machine)
             self._look_again(at_s)
         else:
             return False
@@ -136,7 +137,7 @@ class Keeper:
         self._last_round_s, self._round_s = at_s, inf
         seen: dict[PoolKey, list[Bought]] = {}
         for one in self._bought.values():
-            is_idle = one.step is InstanceStep.SERVE and self._stage.is_idle(*one.place)
+            is_idle = one.step is InstanceStep.SERVE and self._transitions.is_idle(*one.place)
             one.idle_since_s = min(one.idle_since_s, at_s) if is_idle else inf
             if one.is_counted:
                 seen.setdefault(one.pool, []).append(one)
@@ -183,8 +184,8 @@ class Keeper:
         one.go_on(InstanceEvent.TOLD)
         self.counts.ended += 1
         if was_ready:
-            self._stage.interrupt(at_s, *one.place)
-        if not was_ready or self._stage.is_idle(*one.place):
+            self._transitions.interrupt(at_s, *one.place)
+        if not was_ready or self._transitions.is_idle(*one.place):
             one.go_on(InstanceEvent.DONE)
             self._gone(at_s, one)
 

@@ -81,7 +81,7 @@ async def test_a_simulation_starts_from_a_snapshot(world: World) -> None:
     world.add_attempt(running, 1, M1, 0b11, started_at=datetime.now(UTC) - timedelta(minutes=10))
     live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))
     run = Run(live_scenario(live, Settings(), seed=1), POLICIES["global"]).go()
-    lives = {life.workload.id: life for life in run.clock.stage.lives}
-    assert run.clock.progress.finished == 2
+    lives = {life.workload.id: life for life in run.simulator.transitions.states}
+    assert run.simulator.progress.finished == 2
     assert lives[running].attempt == 1 and lives[queued].attempt == 1
     assert lives[queued].place == "north"

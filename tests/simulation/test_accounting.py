@@ -9,7 +9,7 @@ from simulation.ledger import Ledger
 from simulation.meter import HOUR_S, Meter
 from simulation.policies import POLICIES
 from simulation.settings import Settings
-from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, when, workload
+from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
 TWO = [workload("low", level=4), workload("high", level=2, submit_s=250, duration_s=50)]
 
@@ -153,19 +153,19 @@ def test_nothing_is_held_twice_and_nobody_is_lost(policy: str) -> None:
     """At each event what is free and held adds up on every machine, and every workload is in one phase."""
     scene = random_scenario(7, Settings(eviction_s=30, flush_succeeds=0.5, checkpoint_interval_s=200))
     run, seen = happenings(scene, policy)
-    done = run.clock.progress
+    done = run.simulator.progress
     assert done.workloads == done.arrived == len(scene.workloads)
     assert done.finished + done.queued == done.workloads
     assert len(when(seen, "finished")) == done.finished
-    assert set(run.to_json()["run"]["fit_nowhere"]) <= {life.workload.id for life in run.clock.stage.lives}
-    for ledger in run.clock.stage.ledgers.values():
+    assert set(run.to_json()["run"]["fit_nowhere"]) <= {life.workload.id for life in run.simulator.transitions.states}
+    for ledger in run.simulator.transitions.ledgers.values():
         assert ledger.held == {}, "all was given back"
 
 
 def test_a_ledger_refuses_what_another_holds() -> None:
     """A plan that takes a slot twice ends the run with an error."""
     run, _ = happenings(scenario(machines("east", 1), [workload("a")]))
-    (life,) = run.clock.stage.lives
+    (life,) = run.simulator.transitions.states
     ledger = Ledger(machines("east", 1))
     plan = _plan(life.id)
     ledger.award(plan, life.workload.jobs)

@@ -11,7 +11,7 @@ from domain.instance import Instance, Job, Region, Table
 from domain.reads import Reads
 from mizzen.cli.app import run as mizzen
 from simulation.day import day_of, placement_of
-from tests.simulation.worlds import happenings, when, where
+from tests.simulation.scenarios import happenings, when, where
 from tetris.columns import ML, NONE, Columns
 from tetris.documents import DocumentError, ReplicaEntry, instance_document, read_replicas
 from tetris.generate import generate

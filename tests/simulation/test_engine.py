@@ -10,7 +10,7 @@ from simulation.policies import POLICIES
 from simulation.settings import Settings
 from simulation.synthetic import events_per_s, synthetic
 from tests.depth import examples
-from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
+from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 
 SEEDS = range(examples(8))
 QUICK = Settings(
@@ -28,8 +28,8 @@ def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     plain, expected = happenings(scene, policy, plain=True)
     assert seen == expected
     assert fast.meter.total == plain.meter.total
-    assert fast.clock.progress == plain.clock.progress
-    assert fast.clock.progress.finished > 20
+    assert fast.simulator.progress == plain.simulator.progress
+    assert fast.simulator.progress.finished > 20
 
 
 def test_random_scenarios_evict_and_refuse() -> None:

@@ -12,8 +12,8 @@ from infra.errors import ConfigurationError
 from simulation.live import change, live_scenario, load_live, remaining_after_s
 from simulation.policies import POLICIES
 from simulation.run import Run
-from simulation.stage import Happened
-from tests.simulation.worlds import GIB, SURE, when, where
+from simulation.transitions import Happened
+from tests.simulation.scenarios import GIB, SURE, when, where
 
 NOW = datetime(2026, 1, 2, 3, tzinfo=UTC)
 
@@ -67,7 +67,7 @@ def ran(live: LiveSnapshot) -> tuple[Run, list[Happened]]:
     """A run from a snapshot to its end."""
     seen: list[Happened] = []
     run = Run(live_scenario(live, SURE, seed=1), POLICIES["global"], follow=seen.append).go()
-    for ledger in run.clock.stage.ledgers.values():
+    for ledger in run.simulator.transitions.ledgers.values():
         ledger.check()
     return run, seen
 

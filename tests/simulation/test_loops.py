@@ -11,9 +11,9 @@ import pytest
 
 from simulation import passes
 from simulation.run import Scenario
-from simulation.stage import Happened
+from simulation.transitions import Happened
 from simulation.workloads import Workload
-from tests.simulation.worlds import SURE, happenings, machines, scenario, tenant, when, workload
+from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, workload
 
 ROUNDS = int(os.environ.get("MIZZEN_LOOP_ROUNDS", "60"))
 TENANTS = ("nlp", "speech", "vision")

@@ -8,7 +8,7 @@ from domain.scheduling import TenantState
 from infra.errors import ConfigurationError
 from simulation.policies import POLICIES, policies
 from simulation.workloads import Workload
-from tests.simulation.worlds import SURE, happenings, machines, scenario, tenant, when, where, workload
+from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, where, workload
 
 
 def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
@@ -17,7 +17,7 @@ def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
     run, seen = happenings(scene)
     assert when(seen, "finished") == {"w0": 1000, "w1": 1000, "w2": 1000}
     assert sorted(where(seen).values()) == ["east", "west", "west"]
-    assert run.clock.progress.finished == 3
+    assert run.simulator.progress.finished == 3
 
 
 def test_federated_queues_behind_a_busy_region_while_another_is_idle() -> None:
@@ -214,4 +214,4 @@ def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
         assert when(seen, "awarded") == {}
         assert run.meter.total.until["award"].missed == {(1, False): 1}
         assert run.to_json()["run"]["fit_nowhere"] == ["huge"]
-        assert run.clock.now_s == 300
+        assert run.simulator.now_s == 300

@@ -17,7 +17,7 @@ from simulation.run import Scenario
 from simulation.settings import Settings
 from simulation.supply.sources import Sources
 from tests.depth import examples
-from tests.simulation.worlds import (
+from tests.simulation.scenarios import (
     GIB,
     SURE,
     happenings,
@@ -121,7 +121,7 @@ def test_a_run_ends_where_nothing_can_come() -> None:
     assert [one.what for one in seen] == ["submitted"]
     assert run.to_json()["run"]["pools"]["refused"] > 10
     assert run.to_json()["run"]["fit_nowhere"] == []
-    assert run.clock.progress.now_s < 3 * 1920
+    assert run.simulator.progress.now_s < 3 * 1920
 
 
 def test_an_evictor_on_a_machine_that_goes_moves_on() -> None:
@@ -175,14 +175,14 @@ def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
     plain, expected = happenings(scene, policy, plain=True)
     assert seen == expected
     assert fast.meter.total == plain.meter.total
-    assert fast.clock.keeper.counts == plain.clock.keeper.counts
-    assert fast.clock.progress.finished > 20
+    assert fast.simulator.keeper.counts == plain.simulator.keeper.counts
+    assert fast.simulator.progress.finished > 20
 
 
 def test_random_pools_take_refuse_and_end() -> None:
     """What the engines are compared on has all that pools do, and interruptions of gangs."""
     runs = [happenings(random_pools(seed))[0] for seed in SEEDS]
-    counts = [run.clock.keeper.counts for run in runs]
+    counts = [run.simulator.keeper.counts for run in runs]
     assert min(sum(getattr(one, name) for one in counts) for name in ("launched", "refused", "taken", "ended")) > 10
     assert sum(run.meter.total.interruptions for run in runs) > 10
     assert all(sum(run.meter.slots) <= sum(run.meter.supply.values()) + 4 * 8 + 3 * 8 for run in runs)

@@ -16,7 +16,7 @@ from domain.scheduling import MachineState
 from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.workloads import Workload
-from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, when, workload
+from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
 ROUNDS = int(os.environ.get("MIZZEN_RESERVE_ROUNDS", "4"))
 ENDS_S = 27_000.0
@@ -58,14 +58,14 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
         scene = random_scenario(seed, SURE.model_copy(update={"reserve_after_s": 300.0, "eviction_s": 60.0}), 200)
         work = [replace(w, max_runtime_s=w.duration_s * 1.2) for w in scene.workloads]
         run = Run(replace(scene, workloads=work), POLICIES["global"])
-        passes, auction = run.clock._passes, run.engine._auction  # type: ignore[attr-defined]
+        passes, auction = run.simulator._passes, run.engine._auction  # type: ignore[attr-defined]
         go = passes.go
 
         def checked(now_s: float, run: Run = run, auction: Auction = auction, go: Callable[[float], None] = go) -> None:
             nonlocal compared, reserved
             go(now_s)
             reserved += any(auction.bidder(name).reservation is not None for name in auction.regions)
-            for name, ledger in run.clock.stage.ledgers.items():
+            for name, ledger in run.simulator.transitions.ledgers.items():
                 region = auction.regions[name]
                 rows = [region.row(machine) for machine in ledger.free]
                 assert region.machines.free[:, rows].T.tolist() == [*map(list, ledger.free.values())], run.scenario.seed

@@ -8,7 +8,17 @@ from simulation.errors import SimulationError
 from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.workloads import Hardware, Workload
-from tests.simulation.worlds import SURE, happenings, machines, random_scenario, scenario, tenant, when, where, workload
+from tests.simulation.scenarios import (
+    SURE,
+    happenings,
+    machines,
+    random_scenario,
+    scenario,
+    tenant,
+    when,
+    where,
+    workload,
+)
 
 RIVALS = [name for name, policy in POLICIES.items() if policy.rival]
 KUEUES = ["kueue", "kueue-best-effort"]

@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 from math import inf
 
 from simulation.engine import Engine
-from simulation.lives import Life
+from simulation.initial_state import InitialState
 from simulation.meter import Meter
 from simulation.passes import Passes
-from simulation.stage import Happened, Stage
 from simulation.supply.keeper import Keeper
-from simulation.world import World
+from simulation.transitions import Happened, Transitions
+from simulation.workload_state import WorkloadState
 
 
 class Kind(IntEnum):
@@ -38,41 +38,42 @@ class Progress:
     """From 0 to 1: workloads finished, or time passed where the run ends at a given time."""
 
 
-class Clock:
-    """One run of a policy over a world."""
+class Simulator:
+    """One run of a policy from an initial state."""
 
     def __init__(
-        self, world: World, engine: Engine, meter: Meter, follow: Callable[[Happened], None] | None = None
+        self, initial: InitialState, engine: Engine, meter: Meter, follow: Callable[[Happened], None] | None = None
     ) -> None:
-        self.world = world
+        self.initial = initial
         self._heap: list[tuple[float, int, int, int]] = []
-        self.stage = Stage(world, engine, meter, self._later, follow)
-        self._passes = Passes(self.stage)
-        self.keeper = Keeper(world.sources, self.stage, meter, self._passes.shortages, world.seed)
-        lives = self.stage.lives
+        self.transitions = Transitions(initial, engine, meter, self._later, follow)
+        self._passes = Passes(self.transitions)
+        self.keeper = Keeper(initial.sources, self.transitions, meter, self._passes.shortages, initial.seed)
+        states = self.transitions.states
         self._arrivals = sorted(
-            (life for life in lives if life.workload.id not in world.holding),
-            key=lambda life: (life.workload.arrives_s, life.number),
+            (state for state in states if state.workload.id not in initial.holding),
+            key=lambda state: (state.workload.arrives_s, state.number),
         )
         self._arrived = 0
         self.now_s = 0.0
         self.events = 0
-        for life in lives:
-            held = world.holding.get(life.workload.id)
+        for state in states:
+            held = initial.holding.get(state.workload.id)
             if held is not None:
-                self.stage.begin_holding(life, held)
+                self.transitions.begin_holding(state, held)
 
-    def _later(self, at_s: float, kind: str, life: Life) -> None:
+    def _later(self, at_s: float, kind: str, state: WorkloadState) -> None:
         # The attempt (or wait) that an event is about: it is nothing any more if another has begun.
-        heappush(self._heap, (at_s, Kind[kind], life.number, life.turn))
+        heappush(self._heap, (at_s, Kind[kind], state.number, state.turn))
 
     @property
     def progress(self) -> Progress:
         """How far the run is."""
-        stage = self.stage
-        arrived = self._arrived + len(self.world.holding)
-        done = max(stage.finished / max(1, len(stage.lives)), self.now_s / self.world.until_s)
-        return Progress(self.now_s, len(stage.lives), arrived, stage.finished, len(stage.queue), self.events, done)
+        transitions = self.transitions
+        arrived = self._arrived + len(self.initial.holding)
+        done = max(transitions.finished / max(1, len(transitions.states)), self.now_s / self.initial.until_s)
+        workloads, queued = len(transitions.states), len(transitions.queue)
+        return Progress(self.now_s, workloads, arrived, transitions.finished, queued, self.events, done)
 
     def run(self, stop: Callable[[Progress], bool] | None = None, every: int = 256) -> bool:
         """Runs until nothing can happen any more, or `until_s`. `stop` is asked every so many events.
@@ -84,17 +85,17 @@ class Clock:
         while True:
             if stop is not None and self.events >= next_stop:
                 if stop(self.progress):
-                    self.stage.meter.advance(self.now_s)
+                    self.transitions.meter.advance(self.now_s)
                     return False
                 next_stop = self.events + every
             at_s = self._next_s()
-            if at_s > self.world.until_s or at_s == inf:
-                if self.world.until_s != inf:
-                    self.now_s = self.world.until_s
-                self.stage.meter.advance(self.now_s)
+            if at_s > self.initial.until_s or at_s == inf:
+                if self.initial.until_s != inf:
+                    self.now_s = self.initial.until_s
+                self.transitions.meter.advance(self.now_s)
                 return True
             self.now_s = at_s
-            self.stage.meter.advance(at_s)
+            self.transitions.meter.advance(at_s)
             self._happen(at_s, before=Kind.OBJECTIVE)
             self._arrive(at_s)
             if self.keeper.due_s <= at_s:
@@ -108,7 +109,7 @@ class Clock:
             self._happen(at_s, before=None)
 
     def _next_s(self) -> float:
-        while self._heap and self.stage.lives[self._heap[0][2]].turn != self._heap[0][3]:
+        while self._heap and self.transitions.states[self._heap[0][2]].turn != self._heap[0][3]:
             heappop(self._heap)
         at_s = self._heap[0][0] if self._heap else inf
         if self._arrived < len(self._arrivals):
@@ -122,29 +123,29 @@ class Clock:
     def _happen(self, at_s: float, before: Kind | None) -> None:
         while self._heap and self._heap[0][0] <= at_s and (before is None or self._heap[0][1] < before):
             _, kind, number, turn = heappop(self._heap)
-            life = self.stage.lives[number]
-            if life.turn != turn:
+            state = self.transitions.states[number]
+            if state.turn != turn:
                 continue
             self.events += 1
             if kind == Kind.FINISH:
-                self.stage.finish(at_s, life)
+                self.transitions.finish(at_s, state)
             elif kind == Kind.LEAVE:
-                self.stage.leave(at_s, life)
+                self.transitions.leave(at_s, state)
             elif kind == Kind.START:
-                self.stage.start(at_s, life)
+                self.transitions.start(at_s, state)
             else:
-                self.stage.run_out(at_s, life)
+                self.transitions.run_out(at_s, state)
             if kind in (Kind.FINISH, Kind.LEAVE):
                 self._passes.news = True
                 self.keeper.hope(at_s)
 
     def _arrive(self, at_s: float) -> None:
         while self._arrived < len(self._arrivals):
-            life = self._arrivals[self._arrived]
-            if life.workload.arrives_s > at_s:
+            state = self._arrivals[self._arrived]
+            if state.workload.arrives_s > at_s:
                 return
             self._arrived += 1
             self.events += 1
-            self.stage.arrive(at_s, life)
+            self.transitions.arrive(at_s, state)
             self.keeper.hope(at_s)
             self._passes.news = True

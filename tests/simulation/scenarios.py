@@ -8,7 +8,7 @@ from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.policies import POLICIES
 from simulation.run import Run, Scenario
 from simulation.settings import Settings
-from simulation.stage import Happened
+from simulation.transitions import Happened
 from simulation.workloads import Workload
 
 GIB = 1 << 30
@@ -73,7 +73,7 @@ def happenings(scene: Scenario, policy: str = "global", plain: bool = False) -> 
     seen: list[Happened] = []
     run = Run(scene, POLICIES[policy], plain=plain, follow=seen.append)
     run.go()
-    for ledger in run.clock.stage.ledgers.values():
+    for ledger in run.simulator.transitions.ledgers.values():
         ledger.check()
     return run, seen
 

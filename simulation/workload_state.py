@@ -17,7 +17,7 @@ _AT_ONCE = frozenset({Step.STAGE, Step.AWAIT_SAVES, Step.COPY})
 
 
 @dataclass
-class Life:
+class WorkloadState:
     """One workload as it is now. Times are seconds on the simulation's clock."""
 
     number: int
@@ -130,7 +130,7 @@ def types_asked(workload: Workload) -> dict[str, int]:
     return out
 
 
-def numbered(workloads: Iterable[Workload]) -> list[Life]:
+def numbered(workloads: Iterable[Workload]) -> list[WorkloadState]:
     """Lives in the order of (submission, id)."""
     ordered = sorted(workloads, key=lambda w: (w.submit_s, w.id))
-    return [Life(number, workload) for number, workload in enumerate(ordered)]
+    return [WorkloadState(number, workload) for number, workload in enumerate(ordered)]

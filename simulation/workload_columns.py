@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Board:
+class WorkloadColumns:
     """The columns. A workload's rank and checkpoints are those that the regions know of."""
 
     def __init__(self, workloads: int) -> None:

@@ -12,7 +12,7 @@ from simulation.workloads import Workload
 
 
 @dataclass(frozen=True)
-class Held:
+class InitialHolder:
     """A workload that holds slots at the start; its machines' free amounts reckon with that."""
 
     running: RunningWorkload
@@ -23,7 +23,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class World:
+class InitialState:
     """What a run starts from."""
 
     machines: Machines
@@ -34,7 +34,7 @@ class World:
     policy: Policy
     seed: int
     until_s: float = inf
-    holding: Mapping[str, Held] = field(default_factory=dict)
+    holding: Mapping[str, InitialHolder] = field(default_factory=dict)
     """By workload, those that hold slots at the start."""
     sources: Sources = field(default_factory=Sources)
     """Where more machines come from."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from infra.config import SchedulerSettings
 from infra.errors import ConfigurationError
-from simulation.draws import chance, pick, sample
 from simulation.fleet import SimulatedFleet
+from simulation.random_draws import chance, pick, sample
 from simulation.scenario import parse_scale
 from simulation.settings import Settings, fit_lognormal, override
 from simulation.trace.rows import TraceRow

@@ -1,0 +1,352 @@
+"""What each event does: to the workload, to what is held, to what the decision packages and the meter know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from domain.phases import QUEUED_PHASES, Phase
+from domain.scheduling import (
+    MachineState,
+    PlacedWorkload,
+    PlacementRequest,
+    Plan,
+    QueuedWorkload,
+    RunningWorkload,
+)
+from gms.columns import Change
+from lifecycle.attempts import FIRST, Event, Step
+from simulation.engine import Engine
+from simulation.initial_state import InitialHolder, InitialState
+from simulation.ledger import Ledger
+from simulation.meter import Meter
+from simulation.policies import Binding, place_of, split_by_cluster
+from simulation.random_draws import chance
+from simulation.shares import Shares
+from simulation.supply.sources import usd_per_h
+from simulation.workload_columns import WorkloadColumns
+from simulation.workload_state import WorkloadState, gpus_of, numbered, types_asked
+from simulation.workloads import Hardware
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One event, for those who want to follow a run."""
+
+    at_s: float
+    what: str
+    workload: str
+    place: str | None = None
+    detail: tuple[object, ...] = ()
+
+
+class Transitions:
+    """The workloads of a run, and what holds for them now."""
+
+    def __init__(
+        self,
+        initial: InitialState,
+        engine: Engine,
+        meter: Meter,
+        later: Callable[[float, str, WorkloadState], None],
+        follow: Callable[[Happened], None] | None,
+    ) -> None:
+        self.initial, self.settings, self.policy = initial, initial.settings, initial.policy
+        self.engine, self.meter = engine, meter
+        self._later, self._follow = later, follow
+        machines = split_by_cluster(initial.machines) if initial.policy.by_cluster else initial.machines
+        self.ledgers = {place: Ledger(found) for place, found in sorted(machines.items())}
+        self.states = numbered(initial.workloads)
+        self.columns = WorkloadColumns(len(self.states))
+        self.evictors: dict[str, set[str]] = {}
+        """By workload, the workloads that evicted it since the last submission or end (`auction.immunity`)."""
+        self.queue: set[int] = set()
+        self.finished = 0
+        self.pending: list[Change[QueuedWorkload]] = []
+        """News for the queue since the last pass; as is `placed`."""
+        self.placed: list[Change[PlacedWorkload]] = []
+        self._types = {t: k for k, t in enumerate(meter.types)}
+        machines_of_all = [m for place in machines.values() for m in place]
+        for machine in machines_of_all:
+            meter.usd_per_h[machine.capacity] += usd_per_h(machine)
+        fleet = sum(m.gpus for m in machines_of_all), sum(m.cpus_milli for m in machines_of_all)
+        self.shares = Shares(initial.tenants, *fleet, initial.settings.fair_window_s)
+        self._binding = Binding(initial.machines, initial.policy.by_cluster) if initial.policy.binds_early else None
+        self._hardware = Hardware(initial.possible)
+        self._cluster_of = {m.id: m.cluster for m in machines_of_all}
+        self._count_held()
+
+    # ----------------------------------------------------------------------------------------------------------- events
+
+    def begin_holding(self, state: WorkloadState, held: InitialHolder) -> None:
+        """A workload that holds all its slots at the start."""
+        running = held.running
+        place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
+        state.place, state.attempt, state.gpus = place, 1, dict(held.gpus)
+        state.awarded_at_s = state.ready_at_s = running.started_at_s
+        state.idle_since_s, state.start_judged = -inf, True
+        state.take(Step.RUN if held.works else Step.PREPARE)
+        self.columns.holds_all[state.number] = True
+        if self._binding is not None:
+            state.only = frozenset((place,))
+            self._binding.bound(state.workload, place)
+        self.ledgers[place].hold(state.id, running.holdings, taken=True)
+        self.placed.append(state.placed(True))
+        self._hold(0.0, state, 1)
+        if held.works:
+            state.started_at_s = running.started_at_s
+            self.columns.started_at_s[state.number] = state.started_at_s
+            self._later(max(0.0, state.started_at_s + state.remaining_s()), "FINISH", state)
+        else:
+            self._later(self._provisioning_s(state), "START", state)
+        self.tell(state)
+
+    def arrive(self, at_s: float, state: WorkloadState) -> None:
+        """A workload is submitted, or was in the queue at the start."""
+        w = state.workload
+        self.evictors.clear()
+        if self._binding is not None:
+            place = self._binding.bind(w)
+            state.only = frozenset(() if place is None else (place,))
+        elif w.regions is not None:
+            state.only = w.regions
+        # How long it may run matters to what is reserved only.
+        at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
+        self.columns.asks(state.number, w.jobs, state.only, at_most_s)
+        self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
+        state.idle_since_s, state.start_judged = at_s, False
+        state.phase = Phase.PENDING
+        self._wait(at_s, at_s, state)
+        self._say(at_s, "submitted", state, next(iter(state.only), None) if self._binding and state.only else None)
+
+    def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
+        """A workload has won a place; its victims are told."""
+        self._judge(at_s, state, at_s - state.waits_since_s)
+        self.meter.wait(at_s, "award", state.workload.level, rank == 8, at_s - state.waits_since_s)
+        self._no_longer_queued(state)
+        state.take(FIRST)
+        state.place, state.gpus = plan.region, gpus_of(plan, request)
+        self.columns.begin(state.number, rank)
+        state.attempt += 1
+        state.turn += 1
+        state.awarded_at_s, state.started_at_s = at_s, -inf
+        self._remind(at_s, state)
+        self.ledgers[plan.region].award(plan, request.jobs)
+        self._hold(at_s, state, 1)
+        self.placed.append(state.placed(True))
+        state.victims = {int(victim) for victim in plan.victims}
+        detail = tuple(job.machines for job in plan.jobs), plan.victims
+        self._say(at_s, "awarded", state, plan.region, detail)
+        for number in sorted(state.victims):
+            self._evict(at_s, self.states[number], state)
+        if not state.victims:
+            self._ready(at_s, state)
+
+    def start(self, at_s: float, state: WorkloadState) -> None:
+        """Provisioned: it works now."""
+        if state.attempt > 1:
+            self.meter.restart(at_s, (at_s - state.ready_at_s) * state.workload.gpus)
+        idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] == 8)
+        self._judge_start(at_s, state, idle_s, over_quota)
+        if state.idle_since_s > -inf:
+            self.meter.wait(at_s, "start", state.workload.level, over_quota, idle_s)
+        state.go_on(Event.DONE)
+        state.started_at_s = at_s
+        state.turn += 1
+        self.columns.started_at_s[state.number] = at_s
+        self._later(at_s + state.remaining_s(), "FINISH", state)
+        self.tell(state)
+        self._say(at_s, "started", state, state.place)
+
+    def finish(self, at_s: float, state: WorkloadState) -> None:
+        """All its work is done."""
+        state.done_s = state.workload.duration_s
+        state.end(Phase.SUCCEEDED)
+        self.columns.holds_all[state.number] = False
+        self.finished += 1
+        self.evictors.clear()
+        if self._binding is not None:
+            self._binding.finished(state.workload)
+        self._say(at_s, "finished", state, state.place)
+        self._release(at_s, state)
+
+    def leave(self, at_s: float, state: WorkloadState) -> None:
+        """Evicted, or a machine of its own goes: the last of its slots is given up, and it is in the queue again."""
+        evictor = state.evictor
+        state.end(Phase.PREEMPTED)
+        self._release(at_s, state)
+        state.evictor, state.place = None, None
+        self._say(at_s, "left", state)
+        self._wait(at_s, state.waits_since_s, state)
+        if evictor is None:
+            return
+        self.states[evictor].victims.remove(state.number)
+        if not self.states[evictor].victims:
+            self._ready(at_s, self.states[evictor])
+
+    def run_out(self, at_s: float, state: WorkloadState) -> None:
+        """The time of its objective is over, and it is still queued, or at least does not work."""
+        over_quota = bool(self.columns.rank[state.number] == 8)
+        if state.phase in QUEUED_PHASES:
+            over_quota = bool(self.columns.over_quota[state.number])
+            if at_s >= state.waits_since_s + self._objective_s(state):
+                self._judge(at_s, state, inf)
+        if at_s >= state.idle_since_s + self._objective_s(state):
+            self._judge_start(at_s, state, inf, over_quota)
+
+    def join(self, region: str, machine: MachineState) -> None:
+        """A machine is there from now on; it is looked at from the next pass on."""
+        self.ledgers[region].join(machine)
+        self.engine.join(region, machine)
+        self._count_held()
+
+    def interrupt(self, at_s: float, region: str, machine: str) -> None:
+        """A machine goes: it takes nothing new, and who is there gets notice to save and leave.
+
+        Who is on its way out already goes on with that. Who still waits for its victims there leaves when they have.
+        """
+        self.engine.close(region, machine)
+        for holder in self.ledgers[region].close(machine):
+            state = self.states[int(holder)]
+            if self.columns.holds_all[state.number]:
+                self._interrupt(at_s, state)
+        self._count_held()
+
+    def is_idle(self, region: str, machine: str) -> bool:
+        """Whether nobody holds anything of a machine that has joined."""
+        return self.ledgers[region].is_idle(machine)
+
+    def tell(self, state: WorkloadState, *, evictable: bool = True) -> None:
+        """The regions learn what there is to know of a workload that holds all its slots."""
+        assert state.place is not None
+        number, s = state.number, self.settings
+        since_s = max(state.awarded_at_s, state.started_at_s)
+        made = int(self.columns.checkpoints[number])
+        self.engine.running(
+            state.place,
+            RunningWorkload(
+                state.id,
+                int(self.columns.rank[number]),
+                since_s,
+                self.ledgers[state.place].holdings(state.id),
+                state.started_at_s + made * s.checkpoint_interval_s if made else None,
+                evictable,
+                protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s else -inf,
+                attempt=state.attempt,
+                ends_by_s=state.ready_at_s + state.workload.max_runtime_s,
+            ),
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- details
+
+    def _wait(self, at_s: float, since_s: float, state: WorkloadState) -> None:
+        state.waits_since_s, state.judged = since_s, False
+        state.turn += 1
+        self.queue.add(state.number)
+        self.pending.append(state.queued(True))
+        self._ask(state, 1)
+        if self._objective_s(state) < inf:
+            self._later(max(at_s, since_s + self._objective_s(state)), "OBJECTIVE", state)
+        self._remind(at_s, state)
+
+    def _no_longer_queued(self, state: WorkloadState) -> None:
+        self.queue.remove(state.number)
+        self.pending.append(state.queued(False))
+        self._ask(state, -1)
+
+    def _judge(self, at_s: float, state: WorkloadState, waited_s: float) -> None:
+        if self._objective_s(state) < inf and not state.judged:
+            state.judged = True
+            over_quota = bool(self.columns.over_quota[state.number])
+            self.meter.judge(at_s, "award", state.workload.level, over_quota, waited_s > self._objective_s(state))
+
+    def _judge_start(self, at_s: float, state: WorkloadState, idle_s: float, over_quota: bool) -> None:
+        if self._objective_s(state) < inf and not state.start_judged:
+            state.start_judged = True
+            self.meter.judge(at_s, "start", state.workload.level, over_quota, idle_s > self._objective_s(state))
+
+    def _objective_s(self, state: WorkloadState) -> float:
+        return self.settings.objective_s.get(state.workload.level, inf)
+
+    def _remind(self, at_s: float, state: WorkloadState) -> None:
+        """Come back when its user has waited for it to work as long as its objective, unless that was judged."""
+        if not state.start_judged and state.idle_since_s + self._objective_s(state) < inf:
+            self._later(max(at_s, state.idle_since_s + self._objective_s(state)), "OBJECTIVE", state)
+
+    def _ready(self, at_s: float, state: WorkloadState) -> None:
+        state.go_on(Event.DONE)
+        state.ready_at_s = at_s
+        self.columns.holds_all[state.number] = True
+        self._later(at_s + self._provisioning_s(state), "START", state)
+        self.tell(state)
+        assert state.place is not None
+        if self.ledgers[state.place].is_leaving(state.id):
+            self._interrupt(at_s, state)
+
+    def _evict(self, at_s: float, victim: WorkloadState, evictor: WorkloadState) -> None:
+        self._send_back(at_s, victim, Event.TOLD, by_machine=False)
+        victim.evictor = evictor.number
+        self.evictors.setdefault(victim.id, set()).add(evictor.id)
+        self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
+
+    def _interrupt(self, at_s: float, state: WorkloadState) -> None:
+        self._send_back(at_s, state, Event.NOTICED if state.step is Step.RUN else Event.TOLD, by_machine=True)
+        self.tell(state, evictable=False)
+        self._say(at_s, "interrupted", state, state.place)
+
+    def _send_back(self, at_s: float, victim: WorkloadState, event: Event, *, by_machine: bool) -> None:
+        """Its tasks get notice to save, and it will leave."""
+        w, s = victim.workload, self.settings
+        lost_s = 0.0
+        if victim.step is Step.RUN:
+            victim.idle_since_s, victim.start_judged = at_s, False
+            worked_s = at_s - victim.started_at_s
+            saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
+            if chance(self.initial.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
+                saved_s = worked_s
+            victim.done_s += saved_s
+            lost_s = worked_s - saved_s
+        elif s.provisioning_p50_s and victim.attempt > 1:
+            self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
+        self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus, by_machine=by_machine)
+        victim.go_on(event)
+        victim.waits_since_s = at_s
+        victim.turn += 1
+        self.columns.holds_all[victim.number] = False
+        self._later(at_s + s.eviction_s, "LEAVE", victim)
+
+    def _release(self, at_s: float, state: WorkloadState) -> None:
+        assert state.place is not None
+        self._hold(at_s, state, -1, count=False)
+        self.placed.append(state.placed(False))
+        self.ledgers[state.place].leave(state.id)
+        self.engine.leave(state.place, state.id)
+        self._count_held()
+
+    def _hold(self, at_s: float, state: WorkloadState, sign: int, count: bool = True) -> None:
+        w = state.workload
+        self.shares.hold(at_s, w.tenant, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
+        if count:
+            self._count_held()
+
+    def _count_held(self) -> None:
+        meter = self.meter
+        for k, gpu_type in enumerate(meter.types):
+            free = sum(ledger.free_gpus.get(gpu_type, 0) for ledger in self.ledgers.values())
+            meter.slots[k] = sum(ledger.gpus.get(gpu_type, 0) for ledger in self.ledgers.values())
+            meter.held[k] = meter.slots[k] - free
+
+    def _ask(self, state: WorkloadState, sign: int) -> None:
+        self.meter.queued_gpus += sign * state.workload.gpus
+        for gpu_type, slots in types_asked(state.workload).items():
+            if gpu_type in self._types:
+                self.meter.queued[self._types[gpu_type]] += sign * slots
+
+    def _provisioning_s(self, state: WorkloadState) -> float:
+        at = chance(self.initial.seed, "provisioning", f"{state.workload.id}\0{state.attempt}")
+        return self.settings.provisioning_s(at)
+
+    def _say(
+        self, at_s: float, what: str, state: WorkloadState, place: str | None = None, detail: tuple[object, ...] = ()
+    ) -> None:
+        if self._follow is not None:
+            self._follow(Happened(at_s, what, state.workload.id, place, detail))
