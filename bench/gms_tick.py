@@ -117,11 +117,13 @@ class House:
             self._connection.cursor() as cursor,
             cursor.copy("copy workload (id, tenant, name, spec, submitted_at, level) from stdin") as copy,
         ):
-            rows = zip(drawn.tenant.tolist(), drawn.submitted_at_s.tolist(), drawn.wish.tolist(), tasks, strict=True)
-            for tenant, at_s, wish, task in rows:
+            rows = zip(
+                drawn.tenant.tolist(), drawn.submitted_at_s.tolist(), drawn.requested_level.tolist(), tasks, strict=True
+            )
+            for tenant, at_s, requested_level, task in rows:
                 id_ = f"wl-{next(self._numbers):016x}"
                 at = self._now - timedelta(seconds=queues.NOW_S - at_s)
-                copy.write_row((id_, f"t{tenant:03}", id_, _SPECS[int(task)], at, 6 if wish else None))
+                copy.write_row((id_, f"t{tenant:03}", id_, _SPECS[int(task)], at, 6 if requested_level else None))
 
     def copy_and_tick(self, schedulers: Schedulers) -> None:
         """Fetches all rows, and then a tick."""

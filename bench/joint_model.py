@@ -2,8 +2,8 @@
 
 Variables: x[t, r], a table's home (exactly one); y[t, r], a copy there, x among them; c[j, r], an ML job finds all its
 tables and its hardware in r. Storage, CPU quotas, the home threshold and the move quota are constraints. The objective
-is that of `bench.aims`, with GPU demand and storage on a grid: of all solutions on the way the one is kept that costs
-least by `bench.aims` itself.
+is that of `bench.replica_objective`, with GPU demand and storage on a grid: of all solutions on the way the one is kept
+that costs least by `bench.replica_objective` itself.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from bench.aims import Aims, Worth, is_read, supply_share, worth
+from bench.replica_objective import ReplicaWeights, Worth, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.homes_model import HomesModel, least_unit, one_worker
@@ -25,7 +25,7 @@ MOST_PAIRS = 400
 _GRID = 200
 _LEAST = 1e-9
 """What is better by less is not."""
-USUAL = Aims()
+USUAL = ReplicaWeights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,21 @@ class Decided:
     worth: Worth
 
 
-def two_step(columns: Columns, *, time_s: float, seed: int = 0, aims: Aims = USUAL) -> Decided:
+def two_step(columns: Columns, *, time_s: float, seed: int = 0, weights: ReplicaWeights = USUAL) -> Decided:
     """Homes first, then the replicas that they call for: the way of MAST 3.4 and 3.5."""
     home = climb(columns, time_s=time_s, seed=seed).home
     held = replicate(columns, home, Policy(hot_part=1.0, hot_jobs=1)).held
-    return Decided(home, held, worth(columns, home, held, aims))
+    return Decided(home, held, worth(columns, home, held, weights))
 
 
 def together(
-    columns: Columns, begin: Decided, *, effort_s: float, seed: int = 0, aims: Aims = USUAL, moves: bool = True
+    columns: Columns,
+    begin: Decided,
+    *,
+    effort_s: float,
+    seed: int = 0,
+    weights: ReplicaWeights = USUAL,
+    moves: bool = True,
 ) -> Decided:
     """Homes and replicas that cost at most what those of `begin` do; `effort_s`: CP-SAT's deterministic seconds.
 
@@ -59,10 +65,10 @@ def together(
     pairs = len(columns.home) * len(columns.regions)
     if pairs > MOST_PAIRS:
         raise ValueError(f"tables times regions: {pairs}: homes and replicas together are for at most {MOST_PAIRS}")
-    seen = _Seen(columns, begin, aims)
+    seen = _Seen(columns, begin, weights)
     for free in (False, True, True) if moves else (False,):
         before = seen.best
-        _Joint(Problem(columns, before.home), before.held, seen.allowed, aims, free).search(seen, seed, effort_s / 3)
+        _Joint(Problem(columns, before.home), before.held, seen.allowed, weights, free).search(seen, seed, effort_s / 3)
         if free and seen.best is before:
             break
     return seen.best
@@ -71,14 +77,14 @@ def together(
 class _Seen:
     """The best that may be chosen, by what it is worth."""
 
-    def __init__(self, columns: Columns, begin: Decided, aims: Aims) -> None:
-        self.columns, self.best, self.aims = columns, begin, aims
+    def __init__(self, columns: Columns, begin: Decided, weights: ReplicaWeights) -> None:
+        self.columns, self.best, self.weights = columns, begin, weights
         self.allowed = np.maximum(columns.capacity_bytes, _stored(columns, begin.held))
         self._broken = {(v.constraint, v.where): v.by for v in Problem(columns).score().violations}
 
     def offer(self, home: Ints, held: Parts) -> None:
         """Take it, if it costs less and breaks nothing that the start keeps, nor that by more."""
-        found = worth(self.columns, home, held, self.aims)
+        found = worth(self.columns, home, held, self.weights)
         if found.total >= self.best.worth.total - _LEAST:
             return
         after = [v for v in Problem(self.columns, home).score().violations if v.constraint != "storage"]
@@ -109,11 +115,11 @@ def _stored(columns: Columns, held: Parts) -> Floats:
 class _Joint(HomesModel):
     """The model of homes with copies beside them."""
 
-    def __init__(self, problem: Problem, held: Parts, allowed: Floats, aims: Aims, free: bool) -> None:
+    def __init__(self, problem: Problem, held: Parts, allowed: Floats, weights: ReplicaWeights, free: bool) -> None:
         """Near the homes of the problem and the copies `held`; homes may change if they are `free`."""
-        self.columns, self.aims, self.allowed, self.held = problem.columns, aims, allowed, held
+        self.columns, self.weights, self.allowed, self.held = problem.columns, weights, allowed, held
         tables = np.arange(len(problem.home), dtype=np.int32)
-        more = aims.nowhere + aims.recovery + aims.reach
+        more = weights.nowhere + weights.recovery + weights.reach
         super().__init__(problem, tables, most_jobs=len(self.columns.kind), grid=_GRID, more=more)
         for table, home in enumerate(() if free else problem.home):
             self.model.add(self.at[table][home] == 1)
@@ -154,7 +160,7 @@ class _Joint(HomesModel):
         for table in np.flatnonzero(sizes):
             recovers = self.model.new_bool_var("")
             self.model.add(sum(self.copy[table]) >= 2).only_enforce_if(recovers)
-            self.cost.append(-self.whole(self.aims.recovery * sizes[table] / sizes.sum()) * recovers)
+            self.cost.append(-self.whole(self.weights.recovery * sizes[table] / sizes.sum()) * recovers)
 
     def _add_reach(self) -> None:
         """Jobs with the same tables and hardware are one."""
@@ -175,8 +181,8 @@ class _Joint(HomesModel):
                 for table in group:
                     self.model.add_implication(literals[-1], self.copy[table][region])
                 if gpu_type != NONE:
-                    worth_of = self.aims.reach * of_gpus[jobs].sum() * share[gpu_type, region]
+                    worth_of = self.weights.reach * of_gpus[jobs].sum() * share[gpu_type, region]
                     self.cost.append(-self.whole(worth_of) * literals[-1])
             found = self.model.new_bool_var("")
             self.model.add_bool_or([*literals, found.negated()])
-            self.cost.append(-self.whole(self.aims.nowhere * of_all[jobs].sum()) * found)
+            self.cost.append(-self.whole(self.weights.nowhere * of_all[jobs].sum()) * found)

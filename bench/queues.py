@@ -43,7 +43,7 @@ class Draw(NamedTuple):
     tenant: np.ndarray
     gang: np.ndarray
     submitted_at_s: np.ndarray
-    wish: np.ndarray
+    requested_level: np.ndarray
     held: np.ndarray
     gangs: Sequence[tuple[JobRequest, ...]]
 
@@ -87,8 +87,10 @@ def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
     """The workloads of a draw, one by one, numbered from `first`."""
     names = [f"t{t:03}" for t in range(int(drawn.tenant.max()) + 1)]
     rows = zip(*(column.tolist() for column in drawn[:5]), strict=True)
-    for number, (tenant, gang, at_s, wish, held) in enumerate(rows, first):
-        yield QueuedWorkload(f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if wish else None, held)
+    for number, (tenant, gang, at_s, requested_level, held) in enumerate(rows, first):
+        yield QueuedWorkload(
+            f"wl-{number:016x}", names[tenant], at_s, drawn.gangs[gang], 6 if requested_level else None, held
+        )
 
 
 def tenants(rng: np.random.Generator, number: int, waiting: Draw, holding: Draw) -> tuple[TenantState, ...]:

@@ -1,9 +1,10 @@
 """tetris-joint: homes and replicas decided together (`bench.joint_model`), beside homes first, then replicas (MAST 6).
 
 Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with
-so little that they fill 70 %. Both ways are scored by `bench.aims`: the gap is (two steps - together) / together.
-Together begins with the plan of the two steps, so it is never worse; what the same homes with the best replicas lack is
-told apart. The two steps may fill the storage with hot tables: by default half of it is left.
+so little that they fill 70 %. Both ways are scored by `bench.replica_objective`: the gap is
+(two steps - together) / together. Together begins with the plan of the two steps, so it is never worse; what the same
+homes with the best replicas lack is told apart. The two steps may fill the storage with hot tables: by default half of
+it is left.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ from statistics import mean, median
 
 import numpy as np
 
-from bench.aims import Worth
 from bench.harness import Bench, Figure, Line, Suite
 from bench.joint_model import together, two_step
+from bench.replica_objective import Worth
 from tetris.columns import Columns
 from tetris.generate import generate
 

@@ -58,11 +58,11 @@ class LiveWorkload(_Part):
     tenant: str
     submitted_at: datetime
     level: int | None = Field(None, ge=1, le=7)
-    """A wish for a lower level than its tenant's."""
+    """The level that it requests, lower than its tenant's."""
     held: bool
     jobs: tuple[JobRequest, ...] = Field(min_length=1)
     regions: tuple[str, ...] | None
-    """Where it may run, by its user's wish and its data; null: anywhere."""
+    """Where it may run, by what its user allows and its data; null: anywhere."""
     ran_s: float = Field(ge=0)
     """Seconds that it ran so far, all attempts together."""
     max_runtime_s: float | None

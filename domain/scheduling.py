@@ -73,7 +73,7 @@ class QueuedWorkload:
     submitted_at_s: float
     """The start of its age: kept over preemptions."""
     jobs: tuple[JobRequest, ...]
-    level_wish: int | None = None
+    requested_level: int | None = None
     """A level below (numerically above) its tenant's, where the user asked for one."""
     held: bool = False
 
@@ -87,7 +87,7 @@ class PlacedWorkload:
     awarded_at_s: float
     gpus: Mapping[str, int]
     cpus_milli: int
-    level_wish: int | None = None
+    requested_level: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gms.demand import Gangs, Holdings
 Array = npt.NDArray[Any]
 Key = tuple[float, str]
 W = TypeVar("W", PlacedWorkload, QueuedWorkload)
-_FIELDS = {"tenant": np.int32, "wish": np.int8, "held": np.bool_, "wants": np.int32}
+_FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wants": np.int32}
 
 
 class Rows:
@@ -55,7 +55,7 @@ class Rows:
     def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int]]) -> None:
         """Takes rows out, and puts others in or in the place of those with the same key.
 
-        A row's values are (tenant, wish, held, wants), in the order of the columns.
+        A row's values are (tenant, requested_level, held, wants), in the order of the columns.
         """
         keep = np.ones(len(self), np.bool_)
         leaving = list(gone)
@@ -158,7 +158,7 @@ class Queue:
         self.pending.change(
             [key for key, now in news.items() if now is None],
             {
-                key: (self._tenant(w), w.level_wish or 1, w.held, self.gangs.number(w.jobs))
+                key: (self._tenant(w), w.requested_level or 1, w.held, self.gangs.number(w.jobs))
                 for key, w in news.items()
                 if w is not None
             },
@@ -167,7 +167,7 @@ class Queue:
         self.placed.change(
             [key for key, now in holders.items() if now is None],
             {
-                key: (self._tenant(w), w.level_wish or 1, False, self.holdings.number(w.gpus, w.cpus_milli))
+                key: (self._tenant(w), w.requested_level or 1, False, self.holdings.number(w.gpus, w.cpus_milli))
                 for key, w in holders.items()
                 if w is not None
             },

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 Gang = tuple[JobRequest, ...]
 
 
-class Demand(NamedTuple):
+class DemandColumns(NamedTuple):
     """All distinct gangs, flat. Gang g's envelope is `envelope_*[envelope_at[g]:envelope_at[g + 1]]`, and so on.
 
     The envelope is what it could take at most of each GPU type, whichever of their types its jobs get. `job_*` has its
@@ -33,7 +33,7 @@ class Demand(NamedTuple):
     type_of: Ints
 
 
-class Held(NamedTuple):
+class HoldingColumns(NamedTuple):
     """All distinct holdings, flat. Holding h's GPUs are `gpus[at[h]:at[h + 1]]` of the types at the same places."""
 
     cpus_milli: Ints
@@ -52,7 +52,7 @@ class Gangs:
         self._numbers: dict[Gang, int] = {}
         self._gangs: list[Gang] = []
         self._flat: tuple[list[int], ...] = ([], [0], [], [], [0], [], [0], [])
-        self._demand: Demand | None = None
+        self._demand: DemandColumns | None = None
 
     def __len__(self) -> int:
         return len(self._gangs)
@@ -100,10 +100,10 @@ class Gangs:
         job_at.append(len(job_gpus))
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> DemandColumns:
         """All gangs so far."""
         if self._demand is None:
-            self._demand = Demand(*(np.array(column, np.int64) for column in self._flat))
+            self._demand = DemandColumns(*(np.array(column, np.int64) for column in self._flat))
         return self._demand
 
 
@@ -128,6 +128,6 @@ class Holdings:
         return known
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HoldingColumns:
         """All holdings so far."""
-        return Held(*(np.array(column, np.int64) for column in self._flat))
+        return HoldingColumns(*(np.array(column, np.int64) for column in self._flat))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from domain.compiled import compiled
-from gms.demand import Demand, Held
+from gms.demand import DemandColumns, HoldingColumns
 
 F8 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ _LARGE = 64
 
 @compiled
 def walk_placed(
-    tenant: I4, wish: I1, holding: I4, holdings: Held,
+    tenant: I4, requested_level: I1, holding: I4, holdings: HoldingColumns,
     level: I1, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
 ) -> I1:  # fmt: skip
     """Ranks of placed workloads, given oldest award first: each tenant's highest level is judged first.
@@ -37,7 +37,7 @@ def walk_placed(
     cpus, at, gpu_type, gpus = holdings
     ranks = np.empty(tenant.size, np.int8)
     for row in range(tenant.size):
-        ranks[row] = max(level[tenant[row]], wish[row])
+        ranks[row] = max(level[tenant[row]], requested_level[row])
     for here in range(1, 8):
         for row in range(tenant.size):
             if ranks[row] != here:
@@ -53,7 +53,9 @@ def walk_placed(
 
 
 @compiled
-def _holding_fits(t: int, h: int, holdings: Held, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8) -> bool:
+def _holding_fits(
+    t: int, h: int, holdings: HoldingColumns, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8
+) -> bool:
     """Whether a tenant has quota left for a holding."""
     cpus, at, gpu_type, gpus = holdings
     fits = cpus[h] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[h] <= quota_cpus[t]
@@ -64,7 +66,8 @@ def _holding_fits(t: int, h: int, holdings: Held, quota_cpus: I8, quota_gpus: I8
 
 @compiled
 def displaced(
-    t: int, its_level: int, below: int, tenant: I4, wish: I1, placed_rank: I1, holding: I4, holdings: Held,
+    t: int, its_level: int, below: int,
+    tenant: I4, requested_level: I1, placed_rank: I1, holding: I4, holdings: HoldingColumns,
     quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
 ) -> I4:  # fmt: skip
     """A tenant's placed rows of levels after `below` that are within quota, and for which there is none left then.
@@ -77,7 +80,7 @@ def displaced(
     found = 0
     for here in range(below + 1, 8):
         for row in range(tenant.size):
-            if tenant[row] != t or max(its_level, wish[row]) != here:
+            if tenant[row] != t or max(its_level, requested_level[row]) != here:
                 continue
             h = holding[row]
             if _holding_fits(0, h, holdings, quota_cpus, quota_gpus, used_cpus, used_gpus):
@@ -92,8 +95,8 @@ def displaced(
 
 @compiled
 def walk_pending(
-    placed_tenant: I4, placed_rank: I1, holding: I4, holdings: Held,
-    tenant: I4, submitted_at_s: F8, wish: I1, held: B1, gang: I4, demand: Demand,
+    placed_tenant: I4, placed_rank: I1, holding: I4, holdings: HoldingColumns,
+    tenant: I4, submitted_at_s: F8, requested_level: I1, held: B1, gang: I4, demand: DemandColumns,
     level: I1, fair: F8, quota_cpus: I8, quota_gpus: I8, total_cpus: I8, total_gpus: I8,
     now_s: float, w_age: float, age_cap_s: float,
 ) -> tuple[I1, F8, I4, I4, I2, I8, I8, I8]:  # fmt: skip
@@ -131,7 +134,7 @@ def walk_pending(
         age_s = min(max(now_s - submitted_at_s[row], 0.0), age_cap_s)
         credit[row] = w_age * age_s + fair[t]
         if not held[row]:
-            rank[row] = max(level[t], wish[row])
+            rank[row] = max(level[t], requested_level[row])
             waiting[rank[row]] += 1
     for here in range(1, 8):
         for row in range(placed_tenant.size):

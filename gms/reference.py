@@ -25,7 +25,7 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
         if name not in tenants:
             raise ValueError(f"unknown tenant {name!r}")
     everything: list[PlacedWorkload | QueuedWorkload] = [*snapshot.placed, *snapshot.pending]
-    levels = {w.id: max(tenants[w.tenant].level, w.level_wish or 1) for w in everything}
+    levels = {w.id: max(tenants[w.tenant].level, w.requested_level or 1) for w in everything}
     total: dict[str, _Amounts] = {name: {} for name in tenants}
 
     in_order = sorted(snapshot.placed, key=lambda w: (levels[w.id], w.awarded_at_s, w.id))

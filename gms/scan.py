@@ -13,7 +13,7 @@ from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult
 from gms import kernels
 from gms.columns import Queue
 from gms.credit import average_share, fair_credit
-from gms.demand import Held
+from gms.demand import HoldingColumns
 
 UNLIMITED = -1
 
@@ -37,7 +37,7 @@ class Scan:
     _quota_cpus: npt.NDArray[np.int64]
     _quota_gpus: npt.NDArray[np.int64]
     _displacing: npt.NDArray[np.int64]
-    _holdings: Held
+    _holdings: HoldingColumns
 
     def __iter__(self) -> Iterator[Ranked]:
         """All pending workloads in queue order."""
@@ -75,8 +75,9 @@ class Scan:
         placed, t = self.queue.placed.columns, int(self.queue.pending.columns["tenant"][row])
         used = self._displacing[place, 1:].copy()
         rows = kernels.displaced(
-            t, self.queue.tenants[t].level, int(self.rank[row]), placed["tenant"], placed["wish"], self.placed_rank,
-            placed["wants"], self._holdings, self._quota_cpus[t : t + 1], self._quota_gpus[t : t + 1],
+            t, self.queue.tenants[t].level, int(self.rank[row]), placed["tenant"],
+            placed["requested_level"], self.placed_rank, placed["wants"], self._holdings,
+            self._quota_cpus[t : t + 1], self._quota_gpus[t : t + 1],
             used[:1], used[None, 1:],
         )  # fmt: skip
         return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
@@ -112,11 +113,11 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
 def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
     """Ranks everything that is pending or placed.
 
-    A tenant's quota goes to its most important level first; a workload's level is its tenant's, or its own wish if that
-    is lower. Within a level it goes to what is placed first, oldest award first, then to what is pending, most credit
-    first. Whatever fits what is left of the quota counts against it and takes its level as its rank; anything else is
-    over-quota, counts for nothing, and a later, smaller one may still fit. No decision depends on another tenant's,
-    except through the credit.
+    A tenant's quota goes to its most important level first; a workload's level is its tenant's, or the one that it
+    requests if that is lower. Within a level it goes to what is placed first, oldest award first, then to what is
+    pending, most credit first. Whatever fits what is left of the quota counts against it and takes its level as its
+    rank; anything else is over-quota, counts for nothing, and a later, smaller one may still fit. No decision depends
+    on another tenant's, except through the credit.
 
     What is placed is judged without what is pending: it loses its rank only when something more important of its
     tenant is awarded. So a pending workload is judged by what is placed of its level and above and by what is pending
@@ -146,12 +147,13 @@ def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
     placed, pending = queue.placed.columns, queue.pending.columns
     holdings = queue.holdings.held
     placed_rank = kernels.walk_placed(
-        placed["tenant"], placed["wish"], placed["wants"], holdings,
+        placed["tenant"], placed["requested_level"], placed["wants"], holdings,
         level, quota_cpus, quota_gpus, total_cpus, total_gpus,
     )  # fmt: skip
     rank, credit, pick_at, picks, lacks, used, needed, displacing = kernels.walk_pending(
         placed["tenant"], placed_rank, placed["wants"], holdings,
-        pending["tenant"], queue.pending.at_s, pending["wish"], pending["held"], pending["wants"], queue.gangs.demand,
+        pending["tenant"], queue.pending.at_s, pending["requested_level"], pending["held"], pending["wants"],
+        queue.gangs.demand,
         level, fair, quota_cpus, quota_gpus, total_cpus, total_gpus, now_s, weights.w_age, weights.age_cap_s,
     )  # fmt: skip
     order = kernels.order_queue(rank, credit)

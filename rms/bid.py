@@ -30,11 +30,11 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
 
 def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     region = planner.region
-    spared = planner.begin(request)
+    protected = planner.begin(request)
     with undoing(region) as undo:
-        planned = planner.gang(request, spared, undo)
+        planned = planner.gang(request, protected, undo)
         if isinstance(planned, Stuck):
-            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, spared)))
+            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, protected)))
     final = without_surplus(planner, planned)
     plan = Plan(
         request.workload,

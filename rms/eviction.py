@@ -117,7 +117,7 @@ def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, fir
 
 @compiled
 def choose_victims(
-    need: Need, machines: Machines, holders: Holders, spared: B1, rank: int, cluster: int, first: int, last: int,
+    need: Need, machines: Machines, holders: Holders, protected: B1, rank: int, cluster: int, first: int, last: int,
     victims: I4,
 ) -> int:  # fmt: skip
     """The victims who make room for the job on the rows `first:last`, written to `victims`; 0: all are not enough.
@@ -135,7 +135,7 @@ def choose_victims(
         holder = holders.scan[cluster, i]
         if holders.rank[holder] <= rank:
             break
-        if spared[holder]:
+        if protected[holder]:
             continue
         more, here = _fit_after(need, holders, holder, 1, free, first, last)
         if here:
@@ -195,10 +195,10 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 
 @compiled
 def plan_evicting(
-    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, choices: Choices, out: Spread,
+    machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, out: Spread,
     choice: Choice, memo: Memo,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
-    """The best plan over all places, each with its own choice of victims; `spared` holders are not asked.
+    """The best plan over all places, each with its own choice of victims; `protected` holders are not asked.
 
     Returns its class of places (`NOWHERE`: there is no plan), its cluster, its numbers of machines, racks and
     victims. The plan is in `out.best_machine`, `out.best_tasks` and `choice.best`. Of equal plans the one in the
@@ -220,7 +220,9 @@ def plan_evicting(
             else:
                 needed = 0
                 if _could_fit(machines, holders, need, rank, first, last):
-                    needed = choose_victims(need, machines, holders, spared, rank, cluster, first, last, choice.victims)
+                    needed = choose_victims(
+                        need, machines, holders, protected, rank, cluster, first, last, choice.victims
+                    )
                 if needed <= _REMEMBERED:
                     memo.version[preference, cluster] = machines.version[cluster]
                     memo.size[preference, cluster] = needed
@@ -252,7 +254,7 @@ def plan_evicting(
 
 @compiled
 def most_placeable(
-    machines: Machines, holders: Holders, spared: B1, rank: int, need: Need, choices: Choices, span: bool, work: I8
+    machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, span: bool, work: I8
 ) -> int:
     """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
     most, fits = 0, 0
@@ -272,7 +274,7 @@ def most_placeable(
                 holder = holders.scan[cluster, i]
                 if holders.rank[holder] <= rank:
                     break
-                if not spared[holder]:
+                if not protected[holder]:
                     if gone == 0:
                         for column in range(3):
                             for row in range(first, last):

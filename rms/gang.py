@@ -42,17 +42,17 @@ class Planner:
         """Holders that the request may not evict whatever their rank: protected, on the way out, or immune to it."""
         self._fit()
         holders, self._has_enemies = self.region.holders, False
-        spared = ~holders.evictable
+        protected = ~holders.evictable
         for enemy in request.may_not_evict:
             number = self.region.number(enemy)
             if number is not None:
-                spared[number] = True
+                protected[number] = True
                 self._has_enemies = True
         self._stuck = None
-        self.evictable = int(np.count_nonzero((holders.rank > request.rank) & ~spared))
+        self.evictable = int(np.count_nonzero((holders.rank > request.rank) & ~protected))
         if self.evictable:
             self.region.judge_losses()
-        return spared
+        return protected
 
     def _fit(self) -> None:
         """Scratch of the region's size, and nothing remembered of other hardware."""
@@ -75,14 +75,14 @@ class Planner:
             return job
         return None
 
-    def gang(self, request: PlacementRequest, spared: B1, undo: "Undo") -> GangPlan | Stuck:
+    def gang(self, request: PlacementRequest, protected: B1, undo: "Undo") -> GangPlan | Stuck:
         """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
 
         What a job takes and its victims give up is taken and given up in the region until `undo`, where a job follows.
         """
         plans: list[JobPlan] = []
         for number, job in enumerate(request.jobs, 1):
-            plan = self.free(job) or self._evicting(job, request.rank, spared)
+            plan = self.free(job) or self._evicting(job, request.rank, protected)
             if plan is None:
                 self._stuck = job
                 return Stuck(job)
@@ -90,7 +90,7 @@ class Planner:
             if number < len(request.jobs):
                 for victim in plan.victims:
                     undo.release(victim)
-                    spared[victim] = True
+                    protected[victim] = True
                 undo.take(plan)
         return GangPlan(tuple(plans), tuple(victim for plan in plans for victim in plan.victims))
 
@@ -109,12 +109,12 @@ class Planner:
             self._lacking[jobs] = tuple(job for job in jobs if self.most_ever(job) < job.tasks)
         return self._lacking[jobs]
 
-    def most_now(self, job: JobRequest, rank: int, spared: B1) -> int:
+    def most_now(self, job: JobRequest, rank: int, protected: B1) -> int:
         """The same now, with everybody evicted who may be."""
         region, choices = self.region, self.region.choices(job)
         return int(
             most_placeable(
-                region.machines, region.holders, spared, rank, need_of(job), choices, job.span_clusters, self._work
+                region.machines, region.holders, protected, rank, need_of(job), choices, job.span_clusters, self._work
             )
         )
 
@@ -143,14 +143,14 @@ class Planner:
                 plans.append(plan)
         return tuple(plans)
 
-    def _evicting(self, job: JobRequest, rank: int, spared: B1) -> JobPlan | None:
+    def _evicting(self, job: JobRequest, rank: int, protected: B1) -> JobPlan | None:
         """The job's best plan with victims: in one cluster, or in several if it may and that costs less."""
         if not self.evictable:
             return None
         region, need, choices = self.region, need_of(job), self.region.choices(job)
         memo = self._memo(job, rank, len(choices.type))
         best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, spared, rank, need, choices, self._out, self._choice, memo
+            region.machines, region.holders, protected, rank, need, choices, self._out, self._choice, memo
         )
         alone = None
         if best != NOWHERE:
@@ -160,7 +160,7 @@ class Planner:
         machines, holders, rows = merged(region, choices.anywhere)
         one = spanning(region.type_numbers(job))
         best, _, count, racks, victims = plan_evicting(
-            machines, holders, spared, rank, need, one, self._out, self._choice, Memo.of(len(one.type), 1)
+            machines, holders, protected, rank, need, one, self._out, self._choice, Memo.of(len(one.type), 1)
         )
         if best == NOWHERE:
             return alone
@@ -171,7 +171,7 @@ class Planner:
         return alone if ratings[0] <= ratings[1] else several
 
     def _memo(self, job: JobRequest, rank: int, classes: int) -> Memo:
-        """Whom jobs like this one would evict in each cluster, as found before. Not for who has enemies."""
+        """Whom jobs like this one would evict in each cluster, as found before. Not for who may not evict everybody."""
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return Memo.of(*shape)

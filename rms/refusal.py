@@ -33,7 +33,7 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
     )
 
 
-def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, spared: B1) -> Sequence[Reason]:
+def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, protected: B1) -> Sequence[Reason]:
     """The jobs that no cluster could hold even if nothing ran; if there are none, the first one that does not fit now.
 
     Not fitting now is told in numbers: the largest part of the job's tasks that one cluster and GPU type could take,
@@ -48,7 +48,7 @@ def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, spared: B
         "region": region.name,
         "job": job.name,
         "tasks": job.tasks,
-        "placeable": planner.most_now(job, request.rank, spared),
+        "placeable": planner.most_now(job, request.rank, protected),
         "evictable": planner.evictable,
     }
     return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]

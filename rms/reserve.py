@@ -121,9 +121,9 @@ def reserve_again(
 
 def _ends_for(planner: Planner, request: PlacementRequest, expected_s: F8) -> F8:
     """When holders are expected to be gone, by number: at once if the request may evict them."""
-    region, spared = planner.region, planner.begin(request)
+    region, protected = planner.region, planner.begin(request)
     ends_s = expected_s.copy()
-    ends_s[(region.holders.rank > request.rank) & ~spared] = region.now_s
+    ends_s[(region.holders.rank > request.rank) & ~protected] = region.now_s
     return ends_s
 
 

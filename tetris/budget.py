@@ -1,14 +1,14 @@
 """What a search may spend: effort, which is counted, and the time by which it must end.
 
-Effort ends a search on a machine that is as fast as `LOOKS_PER_S`: its plan is then the same in every run. On a slower
-or busier machine the clock ends it, and its plan is not reproducible.
+Effort ends a search on a machine that is as fast as `EVALUATIONS_PER_S`: its plan is then the same in every run. On a
+slower or busier machine the clock ends it, and its plan is not reproducible.
 """
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOKS_PER_S = 20e6
+EVALUATIONS_PER_S = 20e6
 """Jobs and regions that one core weighs in a second: turns seconds into effort."""
 OVERRUN = 1.1
 """A search ends by the clock after this many times its budget, unless it is told to end earlier."""
@@ -25,19 +25,19 @@ class Budget:
 
     def __init__(self, time_s: float, clock: Callable[[], float], ends_s: float | None = None) -> None:
         """`ends_s`: when to end at the latest, on `clock`."""
-        self.looks = time_s * LOOKS_PER_S
+        self.evaluations = time_s * EVALUATIONS_PER_S
         self._clock = clock
         self._began_s = clock()
         latest_s = self._began_s + time_s * OVERRUN
         self._ends_s = latest_s if ends_s is None else min(ends_s, latest_s)
 
-    def part(self, looks: float) -> float:
+    def part(self, evaluations: float) -> float:
         """How much of the budget is spent: of the effort or of the time, whichever is more; 1 or more at its end."""
-        return max(looks / self.looks, self.part_of_time) if self.looks else 1.0
+        return max(evaluations / self.evaluations, self.part_of_time) if self.evaluations else 1.0
 
-    def left(self, looks: float) -> float:
+    def left(self, evaluations: float) -> float:
         """The effort that is left, or that there is time for if that is less."""
-        return max(1.0 - self.part(looks), 0.0) * self.looks
+        return max(1.0 - self.part(evaluations), 0.0) * self.evaluations
 
     @property
     def part_of_time(self) -> float:

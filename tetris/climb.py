@@ -10,7 +10,7 @@ budget goes to shorter walks from the best plan; to more long walks, where there
 ends is partly chance; to neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances
 small enough to the exact method, which ends the search when it has proved the plan.
 
-Effort is counted in looks (a job or a region that was looked at), so the same seed and budget give the same plan,
+Effort is counted in evaluations (a job or a region that was looked at), so the same seed and budget give the same plan,
 unless the clock ends the search first (`tetris.budget`).
 """
 
@@ -52,7 +52,7 @@ the part of chance. With 300 dense tables that is 12 s: one walk of 14 s found a
 3.5 s, one of 56 s a plan worse than one of 9 s.
 """
 _SHORTEST_WALK, _LONGEST_WALK = 2e5, 0.25
-"""Of the other walks, in looks and in parts of the budget."""
+"""Of the other walks, in evaluations and in parts of the budget."""
 _PASSES_OF_WALK = 200, 40, 40, 200
 """What walks look at, as many as so many passes, in turns: long ones for many tables, short ones for neighbourhoods
 between them."""
@@ -63,13 +63,13 @@ _SMALL = 1e-3
 _WALKS_BEFORE_PROOF = 4
 _BRANCHED = 32
 """Tables of an instance that the exact method may prove."""
-_LOOKS_OF_NODE = 40
-_LOOKS_OF_IMPORT = 20e6
+_EVALUATIONS_OF_NODE = 40
+_EVALUATIONS_OF_IMPORT = 20e6
 """What importing CP-SAT costs: where less is left after the long walk, there are no neighbourhoods."""
 _CHUNK = 20_000
 """Tables between two looks at the clock."""
 _PIECE = 2e6
-"""Looks between two looks at the clock on a walk."""
+"""Evaluations between two looks at the clock on a walk."""
 _MOST_TABLES = 64
 """Jobs and clusters of more tables are not moved as a whole."""
 
@@ -99,7 +99,7 @@ class Climbed:
     proved: bool
     """No plan that may be chosen is better."""
     moves: int
-    looks: int
+    evaluations: int
     steps: tuple[Step, ...] = field(repr=False)
     """Each improvement."""
 
@@ -113,7 +113,7 @@ class _Walk:
 
     heats: Cooling
     length: float
-    """In looks."""
+    """In evaluations."""
     penalty: float
     """What the relative excess over limits weighs."""
 
@@ -228,7 +228,7 @@ class _Climb:
         spent = self.spent
         return Climbed(
             self.best, float(spent[search.BEST_TOTAL]), float(spent[search.BEST_LACK]), self.proved,
-            int(spent[search.MOVES]), int(spent[search.LOOKS]), tuple(self.steps),
+            int(spent[search.MOVES]), int(spent[search.EVALUATIONS]), tuple(self.steps),
         )  # fmt: skip
 
     def _search(self) -> None:
@@ -246,33 +246,33 @@ class _Climb:
             self._take(self.problem.columns.home)
             self._walk(long)
         neighbourhood = None
-        if self.budget.left(float(self.spent[search.LOOKS])) > 2 * _LOOKS_OF_IMPORT and self._goes_on():
+        if self.budget.left(float(self.spent[search.EVALUATIONS])) > 2 * _EVALUATIONS_OF_IMPORT and self._goes_on():
             # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
             from tetris.neighbourhood import Neighbourhood
 
             neighbourhood = Neighbourhood(self.problem)
-            self.spent[search.LOOKS] += _LOOKS_OF_IMPORT
+            self.spent[search.EVALUATIONS] += _EVALUATIONS_OF_IMPORT
         turn = 0
         while self._goes_on():
             # Each fourth walk starts over: a long one where there is room for most of it, else one that is hot, so that
             # what moves cost is no obstacle.
             fresh = turn % 4 == 3
             self._take(self.problem.columns.home if fresh else self.best)
-            if fresh and long is not None and self.budget.left(float(self.spent[search.LOOKS])) > long.length / 2:
+            if fresh and long is not None and self.budget.left(float(self.spent[search.EVALUATIONS])) > long.length / 2:
                 walk = long
             else:
                 walk = self._plan_short_walk(turn, fresh)
             if walk.heats.hot > 0.0:
                 self._walk(walk)
             if neighbourhood is not None and turn % 2:
-                self._improve(neighbourhood, self.spent[search.LOOKS] + _NEIGHBOURHOODS * walk.length)
+                self._improve(neighbourhood, self.spent[search.EVALUATIONS] + _NEIGHBOURHOODS * walk.length)
             turn += 1
             if turn == _WALKS_BEFORE_PROOF and self._is_proved():
                 return
 
     def plan_long_walk(self, penalty: float) -> _Walk | None:
         """A walk of those that share most of the budget; None if the budget is too small for one."""
-        share, in_pass = _LONG_WALKS * self.budget.looks, self._looks_of_a_pass()
+        share, in_pass = _LONG_WALKS * self.budget.evaluations, self._evaluations_of_a_pass()
         if share < _LEAST_PASSES * in_pass or not self._goes_on():
             return None
         # Without the penalty: what limits cost says nothing of the objective's scale.
@@ -285,7 +285,8 @@ class _Climb:
     def _plan_short_walk(self, turn: int, fresh: bool) -> _Walk:
         """One from the plan as it is; the hottest if it starts over."""
         passes = _PASSES_OF_WALK[turn % 4]
-        length = max(_SHORTEST_WALK, min(self.budget.looks * _LONGEST_WALK, passes * self._looks_of_a_pass()))
+        longest = self.budget.evaluations * _LONGEST_WALK
+        length = max(_SHORTEST_WALK, min(longest, passes * self._evaluations_of_a_pass()))
         penalty = _PENALTIES[turn % 3] * float(self.spent[search.BEST_TOTAL])
         if self.spent[search.BEST_LACK] > 0 and turn % 2:
             penalty = LACKING * self.problem.magnitude
@@ -296,10 +297,10 @@ class _Climb:
         return _Walk(Cooling(hot, cold), length, penalty)
 
     def _walk(self, walk: _Walk) -> None:
-        """Anneal for so many looks, or as much of them as there is time for: where time is short, it cools faster."""
+        """Anneal for so many evaluations, or as many as there is time for: where time is short, it cools faster."""
         spent, budget, heats = self.spent, self.budget, walk.heats
-        length = max(1.0, min(walk.length, budget.looks - spent[search.LOOKS]))
-        began, began_time = spent[search.LOOKS], budget.part_of_time
+        length = max(1.0, min(walk.length, budget.evaluations - spent[search.EVALUATIONS]))
+        began, began_time = spent[search.EVALUATIONS], budget.part_of_time
         # The part of the time that the walk may take: as much of what is left as its effort is of the effort left.
         time = max((1.0 - began_time) * length / max(budget.left(began), length), 1e-9)
         done = 0.0
@@ -310,18 +311,18 @@ class _Climb:
                 *self.parts, self.tables, self.jobs, piece, heats.at(done), heats.at(min(1.0, done + piece / length)),
                 walk.penalty, self.best, spent, self.room,
             )  # fmt: skip
-            done = max((spent[search.LOOKS] - began) / length, (budget.part_of_time - began_time) / time)
+            done = max((spent[search.EVALUATIONS] - began) / length, (budget.part_of_time - began_time) / time)
             if not (self._tick("walks") and self._goes_on()):
                 break
         self._descend("walks")
 
     def _improve(self, neighbourhood: "Neighbourhood", until: float) -> None:
-        """Neighbourhoods of the best plan, one at least, until so many looks are spent."""
+        """Neighbourhoods of the best plan, one at least, until so many evaluations are spent."""
         self._take(self.best)
         while self._goes_on():
-            self.spent[search.LOOKS] += neighbourhood.improve(self.draw, self.budget.left_s)
+            self.spent[search.EVALUATIONS] += neighbourhood.improve(self.draw, self.budget.left_s)
             self._keep("neighbourhoods")
-            if self.spent[search.LOOKS] >= until or not self._tick("neighbourhoods"):
+            if self.spent[search.EVALUATIONS] >= until or not self._tick("neighbourhoods"):
                 break
         self._descend("neighbourhoods")
 
@@ -334,11 +335,11 @@ class _Climb:
         except TooLarge:
             return False
         branching.offer(self.best)
-        share = self.spent[search.LOOKS] + (self.budget.looks - self.spent[search.LOOKS]) / 2
-        while not branching.done and self.spent[search.LOOKS] < share and self._goes_on():
+        share = self.spent[search.EVALUATIONS] + (self.budget.evaluations - self.spent[search.EVALUATIONS]) / 2
+        while not branching.done and self.spent[search.EVALUATIONS] < share and self._goes_on():
             nodes = branching.nodes
             branching.go_on()
-            self.spent[search.LOOKS] += _LOOKS_OF_NODE * (branching.nodes - nodes + 1)
+            self.spent[search.EVALUATIONS] += _EVALUATIONS_OF_NODE * (branching.nodes - nodes + 1)
             self._tick("proof")
         self._take(branching.home)
         self._keep("proof")
@@ -349,10 +350,10 @@ class _Climb:
         """Passes until none moves anything, or too little; what is reached is kept if it is better."""
         gains = True
         while gains:
-            lack, total, looks = self.problem.excess[0], self.problem.total, self.spent[search.LOOKS]
+            lack, total, evaluations = self.problem.excess[0], self.problem.total, self.spent[search.EVALUATIONS]
             moved = one_pass(self.problem, self.spent, lambda: self._tick(phase) and self._in_time())
             self._keep(phase)
-            cheap = self.spent[search.LOOKS] - looks <= _SMALL * self.budget.looks or not self.time_s
+            cheap = self.spent[search.EVALUATIONS] - evaluations <= _SMALL * self.budget.evaluations or not self.time_s
             better = self.problem.excess[0] < lack or total - self.problem.total > _SMALL * total
             gains = moved > 0 and (cheap or better) and self._goes_on(phase == "passes")
 
@@ -365,14 +366,14 @@ class _Climb:
     def _take(self, home: Ints) -> None:
         search.refresh(*self.parts, home)
 
-    def _looks_of_a_pass(self) -> float:
+    def _evaluations_of_a_pass(self) -> float:
         return float(2 * len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
 
     def _goes_on(self, always: bool = False) -> bool:
         """Whether there is budget left; the first passes of a search without any are made all the same."""
         if always and not self.time_s:
             return not self.stop()
-        return self.budget.part(float(self.spent[search.LOOKS])) < 1.0 and not self.stop()
+        return self.budget.part(float(self.spent[search.EVALUATIONS])) < 1.0 and not self.stop()
 
     def _in_time(self) -> bool:
         return not self.time_s or self.budget.part_of_time < 1.0
@@ -388,6 +389,6 @@ class _Climb:
             self.listener(self.steps[-1])
 
     def _step(self, phase: str) -> Step:
-        part = min(1.0, self.budget.part(float(self.spent[search.LOOKS]))) if self.time_s else 0.0
+        part = min(1.0, self.budget.part(float(self.spent[search.EVALUATIONS]))) if self.time_s else 0.0
         total, lack = float(self.spent[search.BEST_TOTAL]), float(self.spent[search.BEST_LACK])
         return Step(phase, part, total, lack, self.budget.elapsed_s)

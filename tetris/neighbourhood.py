@@ -19,9 +19,9 @@ _EFFORT_S = 0.1
 """Deterministic seconds of CP-SAT for each neighbourhood; most are proved in half of that."""
 _SAME = 1e-9
 """Relative excesses over limits that differ by less are the same."""
-_LOOKS_OF_MODEL = 1e6
-_LOOKS_PER_S = 3e7
-"""What a neighbourhood costs, in looks: its model, and each of CP-SAT's deterministic seconds."""
+_EVALUATIONS_OF_MODEL = 1e6
+_EVALUATIONS_PER_S = 3e7
+"""What a neighbourhood costs, in evaluations: its model, and each of CP-SAT's deterministic seconds."""
 
 
 class Neighbourhood:
@@ -31,7 +31,7 @@ class Neighbourhood:
         self.problem = problem
 
     def improve(self, draw: np.random.Generator, most_s: float = math.inf) -> float:
-        """Place one neighbourhood of the problem's plan anew, if that is better; returns the looks spent.
+        """Place one neighbourhood of the problem's plan anew, if that is better; returns the evaluations spent.
 
         CP-SAT gets no more than `most_s` seconds: where that ends it, its answer is not reproducible.
         """
@@ -43,7 +43,7 @@ class Neighbourhood:
             if self._is_better(tables, homes):
                 break
             self._move(tables, before)
-        return _LOOKS_OF_MODEL + _LOOKS_PER_S * effort_s
+        return _EVALUATIONS_OF_MODEL + _EVALUATIONS_PER_S * effort_s
 
     def _is_better(self, tables: Ints, homes: Sequence[int]) -> bool:
         """Move the tables there, and say whether the plan is better by the exact objective."""

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from capacity.scaling import MOST_SHORTAGES, Shortage
-from domain.ask import ask_of
+from domain.demand import demand_of
 from domain.phases import QUEUED_PHASES
 from domain.reasons import ReasonCode
 from infra.db import published
@@ -41,7 +41,7 @@ def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
     for _, row in ranked[:MOST_SHORTAGES]:
         regions = _regions(row.reasons)
         if regions and row.ask is not None:
-            out.append(Shortage(row.id, ask_of(row.ask).jobs, regions))
+            out.append(Shortage(row.id, demand_of(row.ask).jobs, regions))
     return out
 
 

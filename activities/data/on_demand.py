@@ -7,7 +7,7 @@ from dataclasses import asdict
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from domain.ask import Ask
+from domain.demand import WorkloadDemand
 from domain.instance import HIGH_PRIORITY
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
@@ -41,10 +41,10 @@ def targets(answers: Iterable[Bid]) -> list[str]:
     return sorted(region for region, c in codes.items() if c == {ReasonCode.DATA_STALE})
 
 
-def may_be_placed_later(session: Session, ask: Ask, level: int, unreachable: Iterable[str]) -> bool:
+def may_be_placed_later(session: Session, demand: WorkloadDemand, level: int, unreachable: Iterable[str]) -> bool:
     """Whether a region that did not answer has its tables: it may well have the hardware, too."""
-    replicas = ready_replicas(session, ask.tables)
-    return any(ask.allows_region(r) and can_read(replicas, ask.tables, r, level=level) for r in unreachable)
+    replicas = ready_replicas(session, demand.tables)
+    return any(demand.allows_region(r) and can_read(replicas, demand.tables, r, level=level) for r in unreachable)
 
 
 def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
@@ -52,7 +52,9 @@ def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> b
     return any(_for(r) == workload for r in _copying(session, tables))
 
 
-def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offers: Sequence[Bid]) -> list[Reason]:
+def bring_data(
+    session: Session, workload: Workload, demand: WorkloadDemand, level: int, offers: Sequence[Bid]
+) -> list[Reason]:
     """Starts copies of what is missing of its tables to the region that could start the workload soonest, once.
 
     `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
@@ -60,7 +62,7 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
     place the most of it. A region without storage for all of it is left out. A stale replica lacks nothing for those
     who may read it. The reasons say what is being copied or, where no region has storage, that.
     """
-    copying = _copying(session, ask.tables)
+    copying = _copying(session, demand.tables)
     for region in sorted({r.region for r in copying if _for(r) == workload.id}):
         return [_progress(session, r) for r in copying if r.region == region]
     able = []
@@ -68,7 +70,7 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
     for bid in offers:
         if {r.code for r in bid.reasons} & _NOT_ABOUT_DATA:
             continue
-        short = no_room(session, bid.region, whole_bytes(session, ask.tables, bid.region))
+        short = no_room(session, bid.region, whole_bytes(session, demand.tables, bid.region))
         if short is None:
             able.append(bid)
         else:
@@ -76,15 +78,15 @@ def bring_data(session: Session, workload: Workload, ask: Ask, level: int, offer
     if not able:
         return full
     there: dict[str, set[str]] = defaultdict(set)
-    coming = Replica.data_table.in_(ask.tables), Replica.state != "deleting", Replica.whole
+    coming = Replica.data_table.in_(demand.tables), Replica.state != "deleting", Replica.whole
     for replica in session.scalars(select(Replica).where(*coming)):
         there[replica.region].add(replica.data_table)
-    target = min(able, key=lambda b: (not there[b.region].issuperset(ask.tables), _soonest(b))).region
-    short = no_room(session, target, whole_bytes(session, ask.tables, target), lock=True)
+    target = min(able, key=lambda b: (not there[b.region].issuperset(demand.tables), _soonest(b))).region
+    short = no_room(session, target, whole_bytes(session, demand.tables, target), lock=True)
     if short is not None:  # Another workload was faster.
         return [_no_storage(short)]
     out = []
-    for table in sorted(ask.tables):
+    for table in sorted(demand.tables):
         row = want_replica(session, table, target, fresh=level <= HIGH_PRIORITY, workload=workload)
         if row is None:
             out.append(Reason(ReasonCode.DATA_NOWHERE, {"table": table}))

@@ -250,15 +250,15 @@ class AuctionActivities:
         """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
         offers: list[Bid] = []
         with transaction(self._engine) as session:
-            if on_demand.may_be_placed_later(session, a.ask, a.level, unreachable):
+            if on_demand.may_be_placed_later(session, a.demand, a.level, unreachable):
                 return []
-            if not on_demand.is_on_its_way(session, a.queued.workload, a.ask.tables):
+            if not on_demand.is_on_its_way(session, a.queued.workload, a.demand.tables):
                 offers = [region_bid(state.planner(r), a, ignore_data=True) for r in reachable if r in state.regions]
         with transaction(self._engine) as session:
             row = session.get(Workload, a.queued.workload, with_for_update=True)
             if row is None or Phase(row.phase) not in QUEUED_PHASES:
                 return []
-            return on_demand.bring_data(session, row, a.ask, a.level, offers)
+            return on_demand.bring_data(session, row, a.demand, a.level, offers)
 
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
@@ -291,7 +291,7 @@ def _planned_awards(
     for a, outcome in zip(batch, placing, strict=True):
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
-            yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.ask.jobs, outcome.bid.victim_attempts)
+            yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)
 
 
 def _lets_others_evict(settled: Sequence[Asked], placed: Sequence[Bid | None]) -> bool:

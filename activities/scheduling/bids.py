@@ -16,7 +16,7 @@ from activities.scheduling.scan_result import QueuedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Candidate
 from auction.immunity import immune_to
-from domain.ask import Ask, ask_of
+from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
@@ -45,7 +45,7 @@ class Asked:
     """One workload of a batch as regions are asked about it."""
 
     queued: QueuedWorkload
-    ask: Ask
+    demand: WorkloadDemand
     request: PlacementRequest
     replicas: Replicas
     """Of each of its tables, at least."""
@@ -55,7 +55,8 @@ class Asked:
 
     def may_run_in(self, region: str) -> bool:
         """Whether its user lets it run there, and it can read all of its tables there."""
-        return self.ask.allows_region(region) and can_read(self.replicas, self.ask.tables, region, level=self.level)
+        demand = self.demand
+        return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
 def asked(session: Session, queued: Sequence[QueuedWorkload]) -> list[Asked]:
@@ -63,30 +64,32 @@ def asked(session: Session, queued: Sequence[QueuedWorkload]) -> list[Asked]:
     if not queued:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
-    asks, said = dict[str, Ask](), dict[str, tuple[float, int]]()
-    for workload, ask, at_s, level in rows:
-        asks[workload], said[workload] = ask_of(ask), (at_s, level)
+    demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
+    for workload, written, at_s, level in rows:
+        demands[workload], said[workload] = demand_of(written), (at_s, level)
     evictors = newest_evictors(session)
-    replicas = ready_replicas(session, {t for ask in asks.values() for t in ask.tables})
+    replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         Asked(
             e,
-            asks[e.workload],
-            placement_request(e, asks[e.workload], immune_to(e.workload, evictors)),
+            demands[e.workload],
+            placement_request(e, demands[e.workload], immune_to(e.workload, evictors)),
             replicas,
             *said[e.workload],
         )
         for e in queued
-        if e.workload in asks
+        if e.workload in demands
     ]
 
 
-def placement_request(queued: QueuedWorkload, ask: Ask, immune: frozenset[str] = frozenset()) -> PlacementRequest:
+def placement_request(
+    queued: QueuedWorkload, demand: WorkloadDemand, immune: frozenset[str] = frozenset()
+) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 
     `immune` are the workloads that it may not evict.
     """
-    jobs = ask.jobs
+    jobs = demand.jobs
     if queued.gpu_types is not None:
         jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, queued.gpu_types, strict=True))
     return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces))
@@ -103,7 +106,7 @@ def newest_evictors(session: Session) -> dict[str, set[str]]:
 def closed(planner: Planner, asked: Asked) -> Bid:
     """The answer of a region that cannot have a workload: its user or its tables forbid it. Nobody else is asked."""
     name, workload = planner.region.name, asked.request.workload
-    if not asked.ask.allows_region(name):
+    if not asked.demand.allows_region(name):
         return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
     planner.begin(asked.request)
     return Bid(workload, name, None, (*no_hardware(planner, asked.request), *_unreadable(asked, name)))
@@ -111,7 +114,7 @@ def closed(planner: Planner, asked: Asked) -> Bid:
 
 def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
     """Which of its tables it does not find there, or only stale where it must read complete ones."""
-    for table in sorted(asked.ask.tables):
+    for table in sorted(asked.demand.tables):
         if can_read(asked.replicas, [table], region, level=asked.level):
             continue
         detail: dict[str, object] = {"region": region, "table": table}
@@ -126,7 +129,7 @@ def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
 def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:
     """One region's answer for one workload that is not in an auction (MAST 4.3): a plan, or why there is none."""
     region = planner.region
-    if not (asked.may_run_in(region.name) or (ignore_data and asked.ask.allows_region(region.name))):
+    if not (asked.may_run_in(region.name) or (ignore_data and asked.demand.allows_region(region.name))):
         return closed(planner, asked)
     return rms.bid.bid_in(planner, asked.request)
 
@@ -148,7 +151,7 @@ class RegionActivities:
                 return 0
             bidder = state.auction(request.scan).bidder(request.region)
             open_to = [a for a in wanted if a.may_run_in(request.region)]
-            bids = [bidder.bid(Candidate(a.request, max_runtime_s=a.ask.max_runtime_s)) for a in open_to]
+            bids = [bidder.bid(Candidate(a.request, max_runtime_s=a.demand.max_runtime_s)) for a in open_to]
         row = {"scan": request.scan, "first": request.first, "region": request.region}
         with transaction(self._engine) as session:
             found = insert(RegionBid).values(**row, bids=BIDS.dump_json(bids))

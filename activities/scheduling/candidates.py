@@ -19,7 +19,7 @@ def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[
             a.request,
             regions=frozenset(region for region in regions if a.may_run_in(region)),
             waited_s=max(0.0, now_s - a.submitted_s),
-            max_runtime_s=a.ask.max_runtime_s,
+            max_runtime_s=a.demand.max_runtime_s,
         )
         for a in batch
     ]

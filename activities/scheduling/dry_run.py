@@ -10,7 +10,7 @@ from activities.scheduling.candidates import candidates, closed_to
 from activities.scheduling.reading import QueuedRow
 from activities.scheduling.scan_result import QueuedWorkload
 from activities.scheduling.scheduler_state import SchedulerState, microseconds
-from domain.ask import ask_of
+from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult
 from domain.reasons import Reason
@@ -39,8 +39,8 @@ def dry_run(
         written = session.execute(
             text("select workload_ask(cast(:spec as jsonb))"), {"spec": spec.model_dump_json()}
         ).scalar_one()
-        ask = ask_of(written)
-        replicas = ready_replicas(session, ask.tables)
+        demand = demand_of(written)
+        replicas = ready_replicas(session, demand.tables)
         level = max(session.get_one(Tenant, spec.tenant).level, spec.level or HIGHEST_LEVEL)
     with state.current():
         own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
@@ -52,7 +52,7 @@ def dry_run(
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
         queued = QueuedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
-        asked = Asked(queued, ask, placement_request(queued, ask), replicas, state.now_s, level)
+        asked = Asked(queued, demand, placement_request(queued, demand), replicas, state.now_s, level)
         shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)
         with state.ranks(ranks):

@@ -46,7 +46,7 @@ def warm_queue() -> None:
     """Scans a small queue."""
     tenants = (TenantState("t", 1, {"a": 2}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
-    placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, level_wish=7),)  # The pending one displaces it.
+    placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # The pending one displaces it.
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
 
 

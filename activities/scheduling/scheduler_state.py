@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from activities.scheduling.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from activities.scheduling.usage import Amount, Usage
 from auction.auction import Auction, Options
-from domain.ask import ask_of
+from domain.demand import demand_of
 from domain.scheduling import (
     CreditWeights,
     Holding,
@@ -96,7 +96,7 @@ class QueueState:
             at_s = seconds(w.submitted_us)
             now = None
             if w.ask is not None:
-                now = QueuedWorkload(w.id, w.tenant, at_s, ask_of(w.ask).jobs, w.level, w.held)
+                now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)
             news.append(Change(at_s, w.id, now))
         self.queue.apply(news, ())
 
@@ -313,7 +313,7 @@ class SchedulerState:
             workloads = keys["workload"] | keys["moved"]
             if workloads:
                 self.queue.put_workloads(reader.workloads(workloads), keys["moved"])
-                # A placed workload has its wish from there.
+                # A placed workload has its requested level from there.
                 attempts |= {(w, self._live[w].attempt) for w in workloads & self._live.keys()}
         if keys["machine"]:
             found = {m.id: m for m in reader.machines(keys["machine"])}

@@ -205,14 +205,14 @@ class Workload(Base):
     spec: Mapped[Json]
     """`domain.spec.WorkloadSpec`."""
     ask: Mapped[str | None] = mapped_column(Computed("workload_ask(spec)", persisted=True), deferred=True)
-    """What of it the schedulers look at (`domain.ask`)."""
+    """What of it the schedulers look at (`domain.demand`)."""
     phase: Mapped[str] = mapped_column(server_default="pending")
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Why it is in this phase."""
     attempt: Mapped[int] = mapped_column(server_default="0")
     """Number of the newest award: the fencing number of its tasks."""
     level: Mapped[int | None]
-    """The user's wish for a lower level; may be lowered later."""
+    """The level that the user requests, lower than the tenant's; may be lowered later."""
     held_by: Mapped[str | None]
     submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]

@@ -49,7 +49,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             tenant=row.tenant,
             submitted_at_s=row.submitted_at.timestamp(),
             jobs=WorkloadSpec.model_validate(row.spec).requests(),
-            level_wish=row.level,
+            requested_level=row.level,
             held=row.held_by is not None,
         )
         for row in session.scalars(
@@ -63,7 +63,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
             awarded_at_s=attempt.awarded_at.timestamp(),
             gpus={k: int(v) for k, v in attempt.gpu_types.items()},
             cpus_milli=attempt.cpus_milli,
-            level_wish=row.level,
+            requested_level=row.level,
         )
         for row, attempt in session.execute(
             select(Workload, Attempt)

@@ -65,12 +65,12 @@ def _one_at_a_time(world: World) -> None:
             with world.session() as session:
                 (own,) = asked(session, [queued])
                 state = oracle.region_snapshot(session, region, world.settings.scheduler)
-            if own.ask.allows_region(region):
+            if own.demand.allows_region(region):
                 bids.append(rms.bid.bid(state, own.request))
         best = reference.best([b.plan for b in bids if b.plan is not None])
         if best is not None:
             victims = {v: world.workload(v).attempt for v in best.victims}
-            candidate = awards.PlannedAward(best, queued.rank, own.ask.jobs, victims)
+            candidate = awards.PlannedAward(best, queued.rank, own.demand.jobs, victims)
             assert world.award_all([candidate]) == awards.Awarded(1)
 
 

@@ -16,8 +16,8 @@ import gms.scan
 from activities.scheduling.bids import Asked, placement_request, region_bid
 from activities.scheduling.scan_result import QueuedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
-from domain.ask import Ask, ask_of
 from domain.capacity import CapacityKind
+from domain.demand import WorkloadDemand, demand_of
 from domain.phases import Phase
 from domain.protocol import DryRunRequest
 from domain.scheduling import Bid, JobRequest, RegionSnapshot, ScanResult
@@ -68,9 +68,9 @@ def _same_scan(state: SchedulerState, plain: ScanResult) -> None:
 def _requests() -> Iterator[Asked]:
     for number, jobs in enumerate(PROBES):
         for rank in (1, 4, 8):
-            ask = Ask(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
+            demand = WorkloadDemand(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
             queued = QueuedWorkload("~probe", rank, None, None)
-            yield Asked(queued, ask, placement_request(queued, ask), {}, 0.0, rank)
+            yield Asked(queued, demand, placement_request(queued, demand), {}, 0.0, rank)
 
 
 def _bids(state: SchedulerState, region: str) -> list[Bid]:
@@ -360,10 +360,10 @@ def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
     with world.session() as session:
         for given in (spec, plain):
             derived = session.scalar(text("select workload_ask(cast(:s as jsonb))"), {"s": given.model_dump_json()})
-            ask = ask_of(str(derived))
-            assert (ask.jobs, ask.tables) == (given.requests(), given.tables)
+            demand = demand_of(str(derived))
+            assert (demand.jobs, demand.tables) == (given.requests(), given.tables)
             for region in ("east", "west", "north"):
-                assert ask.allows_region(region) == given.allows_region(region)
+                assert demand.allows_region(region) == given.allows_region(region)
 
 
 @pytest.fixture

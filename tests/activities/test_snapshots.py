@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from activities.scheduling.bids import placement_request
 from activities.scheduling.scan_result import QueuedWorkload
-from domain.ask import Ask
+from domain.demand import WorkloadDemand
 from domain.phases import Phase
 from domain.scheduling import RegionSnapshot
 from infra.db.models import Attempt, Machine, Workload
@@ -75,17 +75,17 @@ def test_use_without_a_fleet_is_none(world: World) -> None:
 
 
 def test_the_queue_as_gms_takes_it(world: World) -> None:
-    """Queued workloads with age, wish and hold; placed ones with what they hold; ended ones not at all."""
+    """Queued workloads with age, requested level and hold; placed ones with what they hold; ended ones not at all."""
     world.region("r")
     world.machine("r/c/m", 4)
     placed = world.running(job(gpus=2, cpus_milli=500), job("b", gpus=0, cpus_milli=700))
     over = world.running(job(gpus=1))
     world.release(over, Phase.SUCCEEDED)
-    wish, held = world.submit(job(), level=6), world.submit(job())
+    lower, held = world.submit(job(), level=6), world.submit(job())
     world.alter(Workload, held, held_by="x")
     with world.session() as session:
         snapshot = oracle.queue_snapshot(session, world.settings.scheduler)
-    assert {(w.id, w.level_wish, w.held) for w in snapshot.pending} == {(wish, 6, False), (held, None, True)}
+    assert {(w.id, w.requested_level, w.held) for w in snapshot.pending} == {(lower, 6, False), (held, None, True)}
     (own,) = snapshot.placed
     assert (own.id, own.gpus, own.cpus_milli) == (placed, {"a100": 2}, 1200)
     assert snapshot.pending[0].submitted_at_s <= snapshot.now_s
@@ -164,9 +164,9 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
 
 def test_a_request_has_the_types_and_the_rank_that_the_scan_found(world: World) -> None:
     """A workload that fits its quota on one of its types only asks for that one, else for all that it may run on."""
-    ask = Ask((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
-    asked = placement_request(QueuedWorkload("w", 3, (("h100",), ()), None), ask, frozenset({"e"}))
+    demand = WorkloadDemand((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
+    asked = placement_request(QueuedWorkload("w", 3, (("h100",), ()), None), demand, frozenset({"e"}))
     assert (asked.rank, [j.gpu_types for j in asked.jobs]) == (3, [("h100",), ()])
     assert asked.may_not_evict == {"e"}
-    free = placement_request(QueuedWorkload("w", 8, None, None), ask)
+    free = placement_request(QueuedWorkload("w", 8, None, None), demand)
     assert (free.rank, [j.gpu_types for j in free.jobs]) == (8, [("a100", "h100"), ()])

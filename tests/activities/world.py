@@ -224,7 +224,7 @@ class World:
         best = min(found, key=lambda b: b.plan.key if b.plan else ())
         assert best.plan is not None
         best = replace(best, victim_attempts=self.scheduler_state.regions[best.region].attempts(best.plan.victims))
-        return Offer(best, awards.PlannedAward(best.plan, queued.rank, wanted.ask.jobs, best.victim_attempts))
+        return Offer(best, awards.PlannedAward(best.plan, queued.rank, wanted.demand.jobs, best.victim_attempts))
 
     def accept(self, offer: Offer) -> bool:
         """The one transaction that awards a bid; False: the workload is not queued any more.

@@ -67,12 +67,12 @@ async def test_high_priority_may_be_only_where_its_data_is_complete(world: World
         session.add(Replica(data_table="digits", region="south", state="ready"))
     with world.session() as session:
         session.add(Partition(data_table="digits", name="new", location="tables/digits/new/", size_bytes=1))
-    wish = world.add_workload(Phase.PENDING, tables=("digits",))
+    queued = world.add_workload(Phase.PENDING, tables=("digits",))
     for level, regions in ((3, ("north", "south")), (2, ("north",))):
         with world.session() as session:
             session.get_one(Tenant, "vision").level = level
         live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))
-        assert {w.id: w.regions for w in live.workloads} == {wish: regions}
+        assert {w.id: w.regions for w in live.workloads} == {queued: regions}
 
 
 async def test_a_simulation_starts_from_a_snapshot(world: World) -> None:

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bench.aims import Aims, Worth, worth
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
+from bench.replica_objective import ReplicaWeights, Worth, worth
 from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints
@@ -14,7 +14,7 @@ from tetris.generate import generate
 from tetris.replicas import Parts
 from tetris.score import score
 
-AIMS = Aims(nowhere=3.0, recovery=2.0, reach=0.5)
+WEIGHTS = ReplicaWeights(nowhere=3.0, recovery=2.0, reach=0.5)
 
 
 def plainly(instance: Instance, homes: dict[str, str], copies: dict[str, set[str]]) -> float:
@@ -44,8 +44,8 @@ def plainly(instance: Instance, homes: dict[str, str], copies: dict[str, set[str
     alone = sum(t.size_bytes for t in read if not copies[t.name] - {homes[t.name]})
     w = instance.weights
     total = found.read * w.read + found.gpu * w.gpu + storage * w.storage
-    total += AIMS.nowhere * part(nowhere, all_ml) + AIMS.reach * part(reach, all_gpu)
-    return total + AIMS.recovery * part(alone, sum(t.size_bytes for t in read))
+    total += WEIGHTS.nowhere * part(nowhere, all_ml) + WEIGHTS.reach * part(reach, all_gpu)
+    return total + WEIGHTS.recovery * part(alone, sum(t.size_bytes for t in read))
 
 
 def part(of: float, whole: float) -> float:
@@ -69,7 +69,7 @@ def test_worth_is_that_of_a_plain_count(seed: int) -> None:
     home = draw.integers(4, size=7).astype(np.int32)
     held = (draw.random((7, 4)) < 0.4).astype(np.float32)
     held[np.arange(7), home] = 1.0
-    found = worth(columns, home, held, AIMS)
+    found = worth(columns, home, held, WEIGHTS)
     assert found.total == pytest.approx(plainly(instance, *named(columns, home, held)))
     stored = (held * columns.size_bytes[:, None]).sum(axis=0)
     assert found.over_bytes == pytest.approx(np.maximum(stored - columns.capacity_bytes, 0.0).sum())
@@ -96,8 +96,8 @@ def test_it_is_the_best_of_all(seed: int) -> None:
     """On three tables and two regions: nothing that may be chosen costs less, and the start's constraints are kept."""
     instance = small_instance(seed, 3, 2, 5)
     columns = Columns.of(instance)
-    begin = two_step(columns, time_s=0.02, seed=seed, aims=AIMS)
-    found = together(columns, begin, effort_s=1.0, seed=seed, aims=AIMS)
+    begin = two_step(columns, time_s=0.02, seed=seed, weights=WEIGHTS)
+    found = together(columns, begin, effort_s=1.0, seed=seed, weights=WEIGHTS)
     room = np.maximum(columns.capacity_bytes, begin.held.T @ columns.size_bytes)
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
     totals = []

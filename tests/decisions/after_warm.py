@@ -68,7 +68,9 @@ def main() -> None:
     for seed in range(_SEEDS):
         _decide(seed)
     pending = [queued(f"w{n}", job(1, 1, "a100", "h100"), at_s=float(n % 3)) for n in range(200)]
-    scan(queue([tenant(a100=40)], pending, [PlacedWorkload("sweep", "vision", 0.0, {"a100": 30}, 0, level_wish=7)]))
+    scan(
+        queue([tenant(a100=40)], pending, [PlacedWorkload("sweep", "vision", 0.0, {"a100": 30}, 0, requested_level=7)])
+    )
     scan(queue([tenant()], []))
     for function, signature in sorted(_loaded() - before):
         print(function, signature)

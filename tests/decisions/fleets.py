@@ -133,10 +133,10 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         gang = [replace(job, span_clusters=True) for job in gang]
     kinds = draw(st.sampled_from(_KINDS))
     gang = [replace(job, capacity=kinds) for job in gang]
-    enemies = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
+    immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
-    return PlacementRequest("new", rank, tuple(gang), frozenset(enemies), frozenset(displaces))
+    return PlacementRequest("new", rank, tuple(gang), frozenset(immune), frozenset(displaces))
 
 
 @st.composite

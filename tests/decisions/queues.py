@@ -36,11 +36,11 @@ def queued(
     *jobs: JobRequest,
     of: str = "vision",
     at_s: float = 0.0,
-    wish: int | None = None,
+    requested_level: int | None = None,
     held: bool = False,
 ) -> QueuedWorkload:
     """A pending workload."""
-    return QueuedWorkload(id_, of, at_s, jobs, wish, held)
+    return QueuedWorkload(id_, of, at_s, jobs, requested_level, held)
 
 
 def queue(
@@ -73,16 +73,16 @@ _SHAPES = [
     for cpus_milli in (0, 500, 2000)
 ]
 _PLACED = [
-    (awarded_at_s, gpus, cpus_milli, wish)
+    (awarded_at_s, gpus, cpus_milli, requested_level)
     for awarded_at_s in (0.0, 10.0, 20.0)
     for gpus in ({"a100": 6}, {"a100": 5}, {"a100": 3, "h100": 2}, {}, {"v100": 1}, {"h100": 8, "a100": 0})
     for cpus_milli in (0, 1500)
-    for wish in (None, 1, 6)
+    for requested_level in (None, 1, 6)
 ]
 _LIVES = [
-    (submitted_at_s, wish, held)
+    (submitted_at_s, requested_level, held)
     for submitted_at_s in (0.0, 500.0, 900.5, 2000.0)
-    for wish in (None, 2, 5)
+    for requested_level in (None, 2, 5)
     for held in (False, False, False, True)
 ]
 
@@ -103,8 +103,8 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
         for number in range(draw(st.sampled_from((1, 1, 2, 3)))):
             shape = draw(st.sampled_from(_SHAPES))
             gang.append(JobRequest(f"job{number}", draw(st.integers(1, 3)), shape[0], shape[1], shape[2], 0))
-        submitted_at_s, wish, held = draw(st.sampled_from(_LIVES))
-        pending.append(QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), wish, held))
+        submitted_at_s, requested_level, held = draw(st.sampled_from(_LIVES))
+        pending.append(QueuedWorkload(f"w{index}", draw(names), submitted_at_s, tuple(gang), requested_level, held))
     weights = draw(st.sampled_from((WEIGHTS, CreditWeights(0.0, 0.0, 1.0), CreditWeights(1.0, 600.0, 0.0))))
     return QueueSnapshot(1000.0, tuple(tenants), tuple(pending), tuple(placed), weights)
 

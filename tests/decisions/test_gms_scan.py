@@ -77,7 +77,7 @@ def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
     for one, types in zip(own.jobs, ranked.gpu_types, strict=True):
         gpus.update({types[0]: one.gpus} if one.gpus else {})
     cpus_milli = sum(one.cpus_milli for one in own.jobs)
-    placed = PlacedWorkload(own.id, own.tenant, snapshot.now_s, gpus, cpus_milli, own.level_wish)
+    placed = PlacedWorkload(own.id, own.tenant, snapshot.now_s, gpus, cpus_milli, own.requested_level)
     left = tuple(w for w in snapshot.pending if w is not own)
     return replace(snapshot, pending=left, placed=(*snapshot.placed, placed))
 
@@ -124,7 +124,7 @@ def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) -> None:
-    """A within-quota workload has its tenant's level or its lower wish; any other rank 8, all types and a reason."""
+    """A within-quota workload has its tenant's level or the lower one that it requests; others rank 8, and a reason."""
     owners = {t.name: t for t in snapshot.tenants}
     pending = {w.id: w for w in snapshot.pending}
     result = scan(snapshot)
@@ -139,7 +139,7 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
             numbers = ranked.reason.detail
             assert float(str(numbers["used"])) + float(str(numbers["needs"])) > float(str(numbers["quota"]))
         else:
-            assert ranked.rank == ranked.level == max(owners[workload.tenant].level, workload.level_wish or 1)
+            assert ranked.rank == ranked.level == max(owners[workload.tenant].level, workload.requested_level or 1)
             assert ranked.reason is None
             for types, all_types in zip(ranked.gpu_types, accepted, strict=True):
                 assert set(types) <= set(all_types) and bool(types) == bool(all_types)
@@ -229,19 +229,19 @@ def test_no_use_anywhere_gives_no_fair_share_credit() -> None:
 def test_the_oldest_award_uses_quota_first() -> None:
     """Of a level beyond quota the workloads awarded later are over-quota; a later one that fits is within."""
     placed = [
-        PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0, level_wish=5),
-        PlacedWorkload("b-late-large", "vision", 20.0, {"a100": 4}, 0, level_wish=5),
-        PlacedWorkload("c-early", "vision", 10.0, {"a100": 6}, 0, level_wish=5),
+        PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0, requested_level=5),
+        PlacedWorkload("b-late-large", "vision", 20.0, {"a100": 4}, 0, requested_level=5),
+        PlacedWorkload("c-early", "vision", 10.0, {"a100": 6}, 0, requested_level=5),
     ]
-    result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1), wish=5)], placed))
+    result = scan(queue([tenant(a100=8)], [queued("next", job(1, 1), requested_level=5)], placed))
     assert result.placed_ranks == {"c-early": 5, "b-late-large": 8, "a-late-small": 5}
     assert result.queue[0].over_quota
 
 
 def test_quota_goes_to_the_most_important_level_first() -> None:
     """An urgent workload is within quota though a sweep of its tenant uses all of it; a second sweep is not."""
-    placed = [PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, level_wish=7)]
-    pending = [queued("more", job(1, 1), wish=7, at_s=0.0), queued("urgent", job(1, 8), at_s=900.0)]
+    placed = [PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, requested_level=7)]
+    pending = [queued("more", job(1, 1), requested_level=7, at_s=0.0), queued("urgent", job(1, 8), at_s=900.0)]
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
     assert result.placed_ranks == {"sweep": 7}
     assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 8, ())]
@@ -251,7 +251,7 @@ def test_quota_goes_to_the_most_important_level_first() -> None:
 def test_an_award_takes_quota_from_what_is_less_important() -> None:
     """Of placed workloads those of the most important level use quota first, whenever they were awarded."""
     placed = [
-        PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, level_wish=7),
+        PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, requested_level=7),
         PlacedWorkload("urgent", "vision", 20.0, {"a100": 4}, 0),
     ]
     assert scan(queue([tenant(level=1, a100=8)], [], placed)).placed_ranks == {"urgent": 1, "sweep": 8}
@@ -259,7 +259,7 @@ def test_an_award_takes_quota_from_what_is_less_important() -> None:
 
 def test_only_as_much_is_displaced_as_is_needed() -> None:
     """Of two sweeps the one awarded last is displaced, where half of the quota is wanted; then both."""
-    placed = [PlacedWorkload(f"sweep{k}", "vision", 10.0 * k, {"a100": 4}, 0, level_wish=7) for k in (1, 2)]
+    placed = [PlacedWorkload(f"sweep{k}", "vision", 10.0 * k, {"a100": 4}, 0, requested_level=7) for k in (1, 2)]
     pending = [queued("first", job(1, 4), at_s=0.0), queued("second", job(1, 4), at_s=1.0)]
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
     assert [(r.id, r.displaces) for r in result.queue] == [("first", ("sweep2",)), ("second", ("sweep1", "sweep2"))]
@@ -280,8 +280,12 @@ def test_over_quota_comes_after_level_7() -> None:
 
 
 def test_a_wish_only_lowers() -> None:
-    """A wish below the tenant's level is followed and one above it is not."""
-    pending = [queued("lower", job(1, 1), wish=6), queued("higher", job(1, 1), wish=1), queued("none", job(1, 1))]
+    """A requested level below the tenant's is followed and one above it is not."""
+    pending = [
+        queued("lower", job(1, 1), requested_level=6),
+        queued("higher", job(1, 1), requested_level=1),
+        queued("none", job(1, 1)),
+    ]
     levels = {r.id: r.level for r in scan(queue([tenant(a100=8)], pending)).queue}
     assert levels == {"lower": 6, "higher": 3, "none": 3}
 

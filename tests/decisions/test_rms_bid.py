@@ -113,9 +113,9 @@ def _check_victims(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
         assert running[id_].rank > request.rank
         assert running[id_].evictable
         assert id_ not in request.may_not_evict
-    for spared in plan.victims:
-        # With the others gone and nobody else to evict, there is no plan: the spared one is needed.
-        gone = {w.id for w in snapshot.running if w.id in plan.victims and w.id != spared}
+    for protected in plan.victims:
+        # With the others gone and nobody else to evict, there is no plan: the protected one is needed.
+        gone = {w.id for w in snapshot.running if w.id in plan.victims and w.id != protected}
         assert bid(_without(snapshot, gone), request).plan is None
 
 

@@ -135,7 +135,7 @@ def test_the_lowest_priority_goes_first() -> None:
 
 
 def test_of_equal_priority_the_longest_running_goes() -> None:
-    """Newly started workloads are spared."""
+    """Newly started workloads are protected."""
     machines = [machine("m1", used=8), machine("m2", used=8)]
     workloads = [running("new", ("m1", 8), started_at_s=500.0), running("old", ("m2", 8), started_at_s=5.0)]
     assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("old",)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.tetris.small import small_instance
-from tetris.budget import LOOKS_PER_S, OVERRUN, Budget
+from tetris.budget import EVALUATIONS_PER_S, OVERRUN, Budget
 from tetris.climb import climb
 from tetris.columns import Columns
 from tetris.cooling import Cooling
@@ -28,12 +28,12 @@ class Ticking:
 def test_effort_or_time_whichever_is_more() -> None:
     """A budget is spent when its looks are, or when its time is over, by its own end or by an earlier one."""
     still = Budget(2.0, lambda: 5.0)
-    assert still.part(LOOKS_PER_S) == pytest.approx(0.5) and still.part_of_time == 0.0
-    assert still.part(2 * LOOKS_PER_S) == 1.0 and still.left_s == pytest.approx(2.0 * OVERRUN)
+    assert still.part(EVALUATIONS_PER_S) == pytest.approx(0.5) and still.part_of_time == 0.0
+    assert still.part(2 * EVALUATIONS_PER_S) == 1.0 and still.left_s == pytest.approx(2.0 * OVERRUN)
     now = [0.0]
     short = Budget(10.0, lambda: now[0], ends_s=4.0)
     now[0] = 3.0
-    assert short.left(0.0) == pytest.approx(2.5 * LOOKS_PER_S)
+    assert short.left(0.0) == pytest.approx(2.5 * EVALUATIONS_PER_S)
     assert short.part(0.0) == pytest.approx(0.75) and short.left_s == pytest.approx(1.0)
     now[0] = 9.0
     assert short.part(0.0) > 1.0 and short.left_s == 0.0

@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     columns = Columns.of(small_instance(5, 40, 5, 90))
     one, two = (climb(columns, clock=never, time_s=0.2, seed=3) for _ in range(2))
     assert np.array_equal(one.home, two.home)
-    assert one.looks == two.looks
+    assert one.evaluations == two.evaluations
 
 
 def test_steps_only_improve_and_are_heard() -> None:
@@ -69,7 +69,7 @@ def test_long_walks_share_nearly_all_of_the_budget(time_s: float, walks: int) ->
     search = _Climb(dense(300, 6, 1), time_s, 0, None, lambda: False, False, never)
     walk = search.plan_long_walk(penalty=1.0)
     assert walk is not None
-    assert walks * walk.length == pytest.approx(0.93 * search.budget.looks)
+    assert walks * walk.length == pytest.approx(0.93 * search.budget.evaluations)
 
 
 def test_it_ends_where_it_is_told_to() -> None:

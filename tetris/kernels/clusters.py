@@ -27,7 +27,7 @@ def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, mark
     )  # fmt: skip
     members[0] = table
     marks[table] = mark
-    count, next_one, looks = 1, 0, 0
+    count, next_one, evaluations = 1, 0, 0
     while next_one < count and count < most:
         one = members[next_one]
         next_one += 1
@@ -37,17 +37,17 @@ def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, mark
         first = np.random.randint(jobs) if jobs > 0 else 0
         for index in range(min(jobs, _JOBS)):
             job = table_job[begin + (first + index) % jobs]
-            looks += 1
+            evaluations += 1
             for entry in range(job_start[job], job_start[job + 1]):
                 other = job_table[entry]
-                looks += 1
+                evaluations += 1
                 if count < most and marks[other] != mark and homes[other] == home:
                     marks[other] = mark
                     members[count] = other
                     count += 1
             if count >= most:
                 break
-    return count, looks
+    return count, evaluations
 
 
 @compiled

@@ -15,7 +15,7 @@ from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
 
-LOOKS, MOVES, BEST_LACK, BEST_TOTAL, LEAST_LACK = range(5)
+EVALUATIONS, MOVES, BEST_LACK, BEST_TOTAL, LEAST_LACK = range(5)
 """Entries of the tally of a search: jobs and regions looked at, tables moved, the best plan's lack and total, and the
 least lack of all that were kept: a better total never costs more of it than rounding."""
 N_TALLY = 5
@@ -28,7 +28,7 @@ _LEAST = 1e-14
 """What is less than this part of the objective's magnitude is its rounding, and no gain."""
 _LEAST_LACK = 1e-12
 _CALL = 20
-"""What weighing or moving a table costs beside its jobs and regions, in looks."""
+"""What weighing or moving a table costs beside its jobs and regions, in evaluations."""
 _UNBROKEN = 1e-9
 _COPIED = 4096
 """Tables of a plan that is small enough to be copied at any step."""
@@ -50,7 +50,7 @@ def _cost(work: Work, region: int, penalty: float) -> float:
 def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
     """The best region for a table among those that break nothing more, and what moving there changes (0: stay)."""
     weigh(fixed, state, work, table)
-    spent[LOOKS] += _effort(fixed, work, table)
+    spent[EVALUATIONS] += _effort(fixed, work, table)
     best, least = state.home[table], 0.0
     rounding = _LEAST * fixed.number[MAGNITUDE]
     for region in range(work.total.shape[0]):
@@ -148,7 +148,7 @@ def _move_job(fixed: Fixed, state: State, work: Work, job: int, region: int, und
         undo[entry - begin] = state.home[table]
         if state.home[table] != region:
             moved = True
-            spent[LOOKS] += 2 * _effort(fixed, work, table)
+            spent[EVALUATIONS] += 2 * _effort(fixed, work, table)
             apply(fixed, state, work, table, region)
     return moved
 
@@ -181,22 +181,22 @@ def walk(
     fixed: Fixed, state: State, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
     penalty: float, best: I4, spent: F8, room: Room,
 ) -> None:  # fmt: skip
-    """Anneal from the plan as it is, from heat `hot` to `cold`, until `budget` looks are spent.
+    """Anneal from the plan as it is, from heat `hot` to `cold`, until `budget` evaluations are spent.
 
     Steps: one table by the heat bath; all tables of a job to one region; a cluster of tables to one region; two tables
     that change places. `tables` and `jobs` are those that may be moved; a job has at most as many tables as `room.undo`
     has room.
     """
-    begin = spent[LOOKS]
+    begin = spent[EVALUATIONS]
     price = _price(fixed, state, penalty)
     undo, members, marks = room.undo, room.members, room.marks
     regions = work.total.shape[0]
     small = best.shape[0] <= _COPIED
     while True:
-        done = (spent[LOOKS] - begin) / budget
+        done = (spent[EVALUATIONS] - begin) / budget
         if done >= 1.0:
             return
-        spent[LOOKS] += 1
+        spent[EVALUATIONS] += 1
         heat = hot * (cold / hot) ** done
         kind = np.random.random()
         if kind < _JOBS and jobs.shape[0] > 0:
@@ -218,7 +218,7 @@ def walk(
             here, there = state.home[one], state.home[two]
             if here == there:
                 continue
-            spent[LOOKS] += 2 * (_effort(fixed, work, one) + _effort(fixed, work, two))
+            spent[EVALUATIONS] += 2 * (_effort(fixed, work, one) + _effort(fixed, work, two))
             apply(fixed, state, work, one, there)
             apply(fixed, state, work, two, here)
             after = _price(fixed, state, penalty)
@@ -231,14 +231,14 @@ def walk(
             one = tables[np.random.randint(tables.shape[0])]
             # Small clusters as often as large ones, by orders of magnitude.
             most = int(2.0 * (members.shape[0] / 2.0) ** np.random.random())
-            count, looks = cluster(fixed, state, one, most, members, marks)
-            spent[LOOKS] += looks
+            count, evaluations = cluster(fixed, state, one, most, members, marks)
+            spent[EVALUATIONS] += evaluations
             here, region = state.home[one], np.random.randint(regions)
             if np.random.random() < 0.5:
                 region = home_nearby(fixed, state, members[np.random.randint(count)])
             if here == region:
                 continue
-            spent[LOOKS] += 2 * _move_all(fixed, state, work, members, count, region)
+            spent[EVALUATIONS] += 2 * _move_all(fixed, state, work, members, count, region)
             after = _price(fixed, state, penalty)
             if not _accepts(after - price, heat):
                 _move_all(fixed, state, work, members, count, here)
@@ -247,7 +247,7 @@ def walk(
         else:
             table = tables[np.random.randint(tables.shape[0])]
             weigh(fixed, state, work, table)
-            spent[LOOKS] += _effort(fixed, work, table)
+            spent[EVALUATIONS] += _effort(fixed, work, table)
             region = _draw_region(work, state.home[table], penalty, heat)
             if region == state.home[table]:
                 continue
@@ -267,7 +267,7 @@ def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penal
     for _ in range(count):
         table = tables[np.random.randint(tables.shape[0])]
         weigh(fixed, state, work, table)
-        spent[LOOKS] += _effort(fixed, work, table)
+        spent[EVALUATIONS] += _effort(fixed, work, table)
         for region in range(work.total.shape[0]):
             if region != state.home[table]:
                 total += abs(_cost(work, region, penalty))

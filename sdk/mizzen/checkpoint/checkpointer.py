@@ -20,7 +20,7 @@ from mizzen.checkpoint.errors import (
 )
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
-from mizzen.checkpoint.pressure import Pressure, Wish
+from mizzen.checkpoint.pressure import Pressure, StepAction
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
@@ -224,28 +224,28 @@ class Checkpointer:
             CheckpointError: this is a gang, and no way to `agree` was given.
         """
         report.progress(step)
-        wish = self._wish(step)
+        action = self._action(step)
         if self.gang.world_size > 1:
             if self._agree is None:
                 raise CheckpointError(
                     "in a gang all ranks must save at the same step: give agree (mizzen.integrations)"
                 )
-            wish = Wish(self._agree(wish))
-        if wish is Wish.NOTHING:
+            action = StepAction(self._agree(action))
+        if action is StepAction.NOTHING:
             return
-        if wish is Wish.FLUSH and self._saving is not None and self._saving.step == step:
+        if action is StepAction.FLUSH and self._saving is not None and self._saving.step == step:
             self._settle()  # This very step is being saved.
-        if self.writer and (wish is Wish.SAVE or (wish is Wish.FLUSH and self._saved_step != step)):
-            background = self.background and wish is Wish.SAVE
+        if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
+            background = self.background and action is StepAction.SAVE
             self.try_save(step, self._tracked.capture(step), own=self._own, background=background)
-        if wish is Wish.SAVE:
+        if action is StepAction.SAVE:
             return
         if self._saving is not None:
             notice = notices.current()
             self._saving.join(notice.left_s(time.time()) if notice else None)
         if self._agree is not None:
             # Where a rank that ends takes the others with it, nobody ends before all are done.
-            self._agree(wish)
+            self._agree(action)
         notices.acknowledge()
         notices.exit_preempted()
 
@@ -256,7 +256,7 @@ class Checkpointer:
         """
         if step == self._saved_step or (not self.cadence.should_save(step) and notices.current() is None):
             return False
-        return self._wish(step) in (Wish.SAVE, Wish.FLUSH)
+        return self._action(step) in (StepAction.SAVE, StepAction.FLUSH)
 
     def load_latest(self) -> Checkpoint | None:
         """The newest valid checkpoint, or None if there is none. Call it at every start: a first one finds nothing.
@@ -359,16 +359,16 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.wait()
 
-    def _wish(self, step: int) -> Wish:
+    def _action(self, step: int) -> StepAction:
         """What this process would do after `step`."""
         if self._saving is not None and self._saving.done:
             self._settle()
         if notices.current() is not None:
-            pressing = self._pressure.wish(step == self._saved_step)
-            if pressing is not Wish.NOTHING:
+            pressing = self._pressure.action(step == self._saved_step)
+            if pressing is not StepAction.NOTHING:
                 return pressing
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
-        return Wish.SAVE if due else Wish.NOTHING
+        return StepAction.SAVE if due else StepAction.NOTHING
 
     def _settle(self) -> None:
         """Let the save in the background end; what it failed of is a warning, or an error if nothing can be saved."""

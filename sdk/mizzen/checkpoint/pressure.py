@@ -14,7 +14,7 @@ LEAD_SAVES = 3.0
 """An end that is known ahead is told when so many saves still fit."""
 
 
-class Wish(IntEnum):
+class StepAction(IntEnum):
     """What to do after a step. The ranks of a gang do the greatest that any of them wishes."""
 
     NOTHING = 0
@@ -34,7 +34,7 @@ class Pressure:
         self.save_s: float | None = None
         """How long the last save took until it was durable."""
         self._notice: Notice | None = None
-        self._wish = Wish.NOTHING
+        self._action = StepAction.NOTHING
 
     def measured(self, save_s: float) -> None:
         """A save took so long, in seconds, until it was durable."""
@@ -49,21 +49,21 @@ class Pressure:
             if left_s > 0:
                 self._cadence.tell(ends_in_s=left_s)
 
-    def wish(self, saved: bool) -> Wish:
+    def action(self, saved: bool) -> StepAction:
         """What the current notice asks for now; `saved`: this very step is durable already, or being written."""
         notice = notices.current()
         if notice is None:
-            return Wish.NOTHING
+            return StepAction.NOTHING
         if notice is not self._notice:
             self._notice = notice
             decision = notices.decide(notice, self.save_s, now_s=time.time())
-            certain = Wish.FLUSH if decision.flush else Wish.LEAVE
-            self._wish = certain if notice.certain else Wish.SAVE
+            certain = StepAction.FLUSH if decision.flush else StepAction.LEAVE
+            self._action = certain if notice.certain else StepAction.SAVE
             _log.warning("%s", decision.why)
             report.noticed(notice, decision.why)
-        wish = self._wish
-        if wish is Wish.SAVE:
+        action = self._action
+        if action is StepAction.SAVE:
             # Advice is followed once; the training goes on.
-            self._wish = Wish.NOTHING
-            return Wish.NOTHING if saved else wish
-        return wish
+            self._action = StepAction.NOTHING
+            return StepAction.NOTHING if saved else action
+        return action

@@ -6,7 +6,7 @@
     ...
         checkpointer.step(step)
 
-At each step one number goes round, the greatest wins: rank 0's wish to save because it is due, any rank's to leave
+At each step one number goes round, the greatest wins: rank 0 to save because it is due, any rank's to leave
 because its machine was told to. So all ranks save the same step, and all leave after the same one, although a notice
 reaches one machine only. The numbers go over gloo, from the CPU's memory, so no GPU is waited for.
 """

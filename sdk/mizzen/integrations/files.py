@@ -15,7 +15,7 @@ from typing import Any
 
 from mizzen import notices, report
 from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError, CheckpointWarning
-from mizzen.checkpoint.pressure import Wish
+from mizzen.checkpoint.pressure import StepAction
 
 INDEX = "files"
 """The part that says which part is which file."""
@@ -38,16 +38,16 @@ class FileCheckpoints:
         self.agree = agree
         """Gives the maximum of a number over all ranks, which all call it together."""
 
-    def wish(self, step: int) -> Wish:
+    def action(self, step: int) -> StepAction:
         """Report `step`, and decide together with all ranks what to do after it."""
         report.progress(step)
-        wish = Wish.NOTHING
+        action = StepAction.NOTHING
         # Asked on every rank: a notice may come to any of them, and only one that saves knows when a save is due.
         if self.checkpointer.writer or notices.current() is not None:
-            wish = Wish.SAVE if self.checkpointer.should_save(step) else Wish.NOTHING
+            action = StepAction.SAVE if self.checkpointer.should_save(step) else StepAction.NOTHING
         if notices.preempted():
-            wish = Wish.FLUSH if wish is Wish.SAVE else Wish.LEAVE
-        return Wish(self.agree(wish))
+            action = StepAction.FLUSH if action is StepAction.SAVE else StepAction.LEAVE
+        return StepAction(self.agree(action))
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

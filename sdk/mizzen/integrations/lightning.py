@@ -27,7 +27,7 @@ except ImportError:
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from mizzen.checkpoint import Checkpointer, rng
-from mizzen.checkpoint.pressure import Wish
+from mizzen.checkpoint.pressure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 
@@ -130,10 +130,10 @@ class ResilientCallback(Callback):
             self._act(trainer)
 
     def _act(self, trainer: Trainer) -> None:
-        wish = self.files.wish(self._step)
-        if wish in (Wish.SAVE, Wish.FLUSH):
+        action = self.files.action(self._step)
+        if action in (StepAction.SAVE, StepAction.FLUSH):
             with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
                 trainer.save_checkpoint(Path(folder) / _FILE)
                 self.files.save(self._step, Path(folder), {_RNG: rng.capture_shared()})
-        if wish in (Wish.FLUSH, Wish.LEAVE):
+        if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen.checkpoint import Checkpointer
-from mizzen.checkpoint.pressure import Wish
+from mizzen.checkpoint.pressure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 
@@ -60,7 +60,7 @@ def lacks(folder: Path) -> str | None:
 class _Save:
     """A save that the Trainer was asked for."""
 
-    wish: Wish
+    action: StepAction
     own: bool
     """Whether the Trainer would have saved at this step by itself: then it does, where it always does."""
     best_before: str | None
@@ -200,7 +200,7 @@ class ResilientCallback(TrainerCallback):
                 best_model_checkpoint=state.best_model_checkpoint,
                 use_mtime=True,
             )
-        if save.wish is Wish.FLUSH:
+        if save.action is StepAction.FLUSH:
             self.files.leave()
 
     def on_train_end(
@@ -216,18 +216,18 @@ class ResilientCallback(TrainerCallback):
         if self._settled == state.global_step:
             return
         self._settled = state.global_step
-        wish = self.files.wish(state.global_step)
-        if wish is Wish.LEAVE:
+        action = self.files.action(state.global_step)
+        if action is StepAction.LEAVE:
             self.files.leave()
-        if wish is Wish.NOTHING:
+        if action is StepAction.NOTHING:
             return
-        if wish is Wish.FLUSH:
+        if action is StepAction.FLUSH:
             # There is no time for either.
             control.should_evaluate = control.should_log = False
         elif control.should_evaluate and args.save_strategy == SaveStrategy.BEST:
             # The Trainer decides about this save itself, by the result. Ours stays due, at the next step.
             return
-        self._save = _Save(wish, control.should_save, state.best_model_checkpoint)
+        self._save = _Save(action, control.should_save, state.best_model_checkpoint)
         control.should_save = True
         if not control.should_evaluate:
             self._redirect(args)

@@ -1,8 +1,9 @@
 """What homes and replicas are worth together: one function, whichever way they were decided (MAST 3.3 and 3.5).
 
-total = read * read_weight + gpu * gpu_weight + storage * storage_weight + aims.nowhere * nowhere + aims.recovery *
-recovery + aims.reach * reach. Read and GPU term are those of the homes (`tetris.score`), storage is that of all copies:
-sum over regions of (U[r]/sum U - C[r]/sum C)^2. What replicas are for adds, each from 0 (all is well) to 1:
+total = read * read_weight + gpu * gpu_weight + storage * storage_weight + weights.nowhere * nowhere
++ weights.recovery * recovery + weights.reach * reach. Read and GPU term are those of the homes (`tetris.score`),
+storage is that of all copies: sum over regions of (U[r]/sum U - C[r]/sum C)^2. What replicas are for adds, each from 0
+(all is well) to 1:
 
     nowhere:   weight of the ML jobs that find their tables and their hardware nowhere together, of all ML jobs' weight
     recovery:  bytes of the tables that a job reads and that have no copy outside their home, of all such tables' bytes
@@ -19,8 +20,8 @@ from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 
 @dataclass(frozen=True, slots=True)
-class Aims:
-    """What the aims of replicas weigh, against terms that are below 1 where a plan is good."""
+class ReplicaWeights:
+    """What the weights of replicas weigh, against terms that are below 1 where a plan is good."""
 
     nowhere: float = 10.0
     recovery: float = 1.0
@@ -42,7 +43,7 @@ class Worth:
     """Bytes that do not fit, over all regions."""
 
 
-def worth(columns: Columns, home: Ints, held: Parts, aims: Aims = Aims()) -> Worth:
+def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = ReplicaWeights()) -> Worth:
     """What homes [T] with their copies cost; `held`: [T, R] as in `tetris.replicas.Replicated`."""
     read, gpu, _ = Problem(columns, home).terms
     stored = held.astype(np.float64).T @ columns.size_bytes
@@ -58,7 +59,7 @@ def worth(columns: Columns, home: Ints, held: Parts, aims: Aims = Aims()) -> Wor
     reach = _part(columns.weight * (ml & (columns.gpu_type != NONE)), out_of_reach(columns, held))
     w = columns.weights
     total = read * w.read + gpu * w.gpu + storage * w.storage
-    total += aims.nowhere * nowhere + aims.recovery * recovery + aims.reach * reach
+    total += weights.nowhere * nowhere + weights.recovery * recovery + weights.reach * reach
     over = float(np.maximum(stored - capacity, 0.0).sum())
     return Worth(read, gpu, storage, nowhere, recovery, reach, total, over)
 

@@ -11,7 +11,7 @@ from domain.scheduling import JobRequest
 
 
 @dataclass(frozen=True)
-class Ask:
+class WorkloadDemand:
     """All of a specification that decisions look at, except for tenant and level, which may change."""
 
     jobs: tuple[JobRequest, ...]
@@ -27,7 +27,7 @@ class Ask:
 
 
 @lru_cache(maxsize=50_000)
-def ask_of(text: str) -> Ask:
+def demand_of(text: str) -> WorkloadDemand:
     """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order, without the
     kinds of capacity, which the whole workload has.
 
@@ -40,7 +40,7 @@ def ask_of(text: str) -> Ask:
     jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]
     capacity = tuple(body.get("capacity", USUAL))
     allowed = body.get("allowed")
-    return Ask(
+    return WorkloadDemand(
         tuple(replace(JobRequest(*job), capacity=capacity) for job in jobs),
         tuple(body.get("tables", ())),
         None if allowed is None else frozenset(allowed),
