@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 from temporalio import activity
 
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 
 
 @contextmanager
-def beating() -> Iterator[Callable[..., None]]:
+def heartbeating() -> Iterator[Callable[..., None]]:
     """Heartbeats with the details last told, and at once when they are told."""
     told: tuple[object, ...] = ()
     done = threading.Event()
 
-    def beat() -> None:
-        while not done.wait(BEAT_S):
+    def repeat() -> None:
+        while not done.wait(HEARTBEAT_S):
             activity.heartbeat(*told)
 
     def tell(*details: object) -> None:
@@ -25,10 +25,10 @@ def beating() -> Iterator[Callable[..., None]]:
         told = details
         activity.heartbeat(*told)
 
-    beater = threading.Thread(target=contextvars.copy_context().run, args=(beat,), daemon=True)
-    beater.start()
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(repeat,), daemon=True)
+    thread.start()
     try:
         yield tell
     finally:
         done.set()
-        beater.join()
+        thread.join()

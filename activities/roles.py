@@ -34,16 +34,16 @@ from activities.lifecycle.singletons import keep_singletons
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
-from activities.scheduling.precompile import warm
+from activities.scheduling.precompile import precompile
 from activities.scheduling.scheduler_state import SchedulerState
 from capacity.providers import Provider
 from domain import ids
 from domain.version import BUILD_ID
-from infra.beat import DISPATCHER, Beat
 from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.liveness_pipe import DISPATCHER, LivenessReporter
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
 from infra.search_attributes import register
@@ -91,7 +91,7 @@ def region_activities(engine: Any, settings: Settings, state: SchedulerState) ->
 
 
 def _workflows() -> list[type]:
-    from workflows.house import HousekeepingWorkflow
+    from workflows.housekeeping import HousekeepingWorkflow
     from workflows.instance import InstanceWorkflow
     from workflows.machine import MachineWorkflow
     from workflows.night import NightWorkflow
@@ -164,8 +164,8 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
     check_providers(settings)
     give_back_freed_memory()
-    beat = Beat.inherited()
-    beating = asyncio.create_task(beat.go_on())
+    reporter = LivenessReporter.inherited()
+    reporting = asyncio.create_task(reporter.go_on())
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -176,7 +176,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
     providers = await asyncio.to_thread(open_providers, settings) if "control" in roles else {}
     _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
-    await asyncio.to_thread(warm)
+    await asyncio.to_thread(precompile)
     collect_seldom()
     client = await _connect(settings, stop)
     if client is None:
@@ -195,7 +195,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                     engine,
                     settings.database,
                     client,
-                    partial(beat.strike, DISPATCHER),
+                    partial(reporter.report, DISPATCHER),
                     settings.scheduler,
                     settings.capacity,
                 ).run(),
@@ -214,7 +214,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             stack.callback(asyncio.create_task(check.run()).cancel)
         _log.info("worker ready: %s %s", ", ".join(roles), ", ".join(regions))
         await stop.wait()
-    beating.cancel()
+    reporting.cancel()
     engine.dispose()
 
 

@@ -20,9 +20,9 @@ from agent.config import AgentConfig
 from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
-from infra.beat import EVERY_S, LOOP, Beat, Ear
 from infra.config import TemporalSettings
 from infra.exits import end_process
+from infra.liveness_pipe import LOOP, REPORT_INTERVAL_S, LivenessListener, LivenessReporter
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _MAX_RESTART_PAUSE_S = 10.0
@@ -45,7 +45,7 @@ class _Child:
     due_s: float = 0.0
     """When it may be started again (monotonic)."""
     failures: int = 0
-    ear: Ear = field(default_factory=Ear)
+    listener: LivenessListener = field(default_factory=LivenessListener)
     heard_s: float = 0.0
     """When it last gave a sign of life (monotonic), or was started."""
     speaks: bool = False
@@ -94,16 +94,16 @@ def serve_many(
     always = {config.machine for config in configs}
     try:
         stopping = False
-        beat = Beat.inherited()
+        reporter = LivenessReporter.inherited()
         while not stopping:
-            beat.strike()
+            reporter.report()
             if launched is not None:
                 _follow(children, launched, always)
             for child in children:
                 if child.pid is None and child.wanted and not child.off and time.monotonic() >= child.due_s:
                     _start(child, temporal)
             idle = all(child.pid is not None for child in children) and launched is None
-            pause_s = EVERY_S if idle else EVERY_S / 2
+            pause_s = REPORT_INTERVAL_S if idle else REPORT_INTERVAL_S / 2
             began_s = time.monotonic()
             stopping = _next_signal(_SIGNALS, pause_s) not in (None, signal.SIGCHLD)
             _reap(children)
@@ -153,7 +153,7 @@ def _kill_stuck(children: list[_Child], stuck_after_s: float, *, held_up: bool) 
     for child in children:
         if child.pid is None:
             continue
-        if child.ear.take(LOOP):
+        if child.listener.take(LOOP):
             child.heard_s, child.speaks = now_s, True
         elif held_up:
             child.heard_s = now_s
@@ -177,7 +177,7 @@ def _kill_stopped_predecessor(child: _Child) -> None:
 
 def _start(child: _Child, temporal: TemporalSettings) -> None:
     _kill_stopped_predecessor(child)
-    child.ear.clear()
+    child.listener.clear()
     child.heard_s, child.speaks = time.monotonic(), False
     parent = os.getpid()
     pid = os.fork()
@@ -190,7 +190,7 @@ def _start(child: _Child, temporal: TemporalSettings) -> None:
         os.setpgid(0, 0)  # A Ctrl-C is the parent's to pass on.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() == parent:
-            run_agent(child.config, temporal, Beat(child.ear.writing))
+            run_agent(child.config, temporal, LivenessReporter(child.listener.writing))
         code = 0
     except BaseException:
         _log.exception("agent of %s", child.config.machine)

@@ -26,9 +26,9 @@ from agent.tasks import State
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol import Hello
 from domain.version import BUILD_ID
-from infra.beat import Beat
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.liveness_pipe import LivenessReporter
 from infra.temporal_client import connect, use_quiet_runtime
 from mizzen.objects import open_store
 
@@ -97,8 +97,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         state.release()
 
 
-def run_agent(config: AgentConfig, temporal: TemporalSettings, beat: Beat | None = None) -> None:
-    """`serve` until SIGTERM or SIGINT. Blocks. `beat` gets the signs of life of its event loop.
+def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> None:
+    """`serve` until SIGTERM or SIGINT. Blocks. `reporter` gets the signs of life of its event loop.
 
     Raises:
         ConfigurationError: another agent runs on the same state folder, or Temporal's TLS files are unusable.
@@ -110,9 +110,9 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings, beat: Beat | None
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        beating = asyncio.create_task((beat or Beat(None)).go_on())
+        reporting = asyncio.create_task((reporter or LivenessReporter(None)).go_on())
         await serve(config, lambda: connect(temporal), stop)
-        beating.cancel()
+        reporting.cancel()
 
     asyncio.run(until_signalled())
 

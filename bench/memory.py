@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from activities.scheduling.precompile import warm
+from activities.scheduling.precompile import precompile
 from bench import queues, regions
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from domain.scheduling import MachineState
@@ -81,7 +81,7 @@ def measure(workloads: int) -> Mapping[str, int]:
     `used` is the growth without what the C library keeps of what was freed (malloc_trim); the figure is with it.
     """
     give_back_freed_memory()  # As a worker does.
-    warm()
+    precompile()
     queue, region = Queue(), Region("here")
     _fill(Queue(), Region("small"), 1000)
     gc.collect()

@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.capacity.refusals import record_refusal, refusal_reason
 from activities.capacity.tokens import join_token
-from activities.heartbeat import beating
+from activities.heartbeat import heartbeating
 from activities.lifecycle import handover
 from activities.lifecycle.machines import lose
 from capacity.offers import Offer, Shape
@@ -145,7 +145,7 @@ class InstanceActivities:
             benign = ApplicationErrorCategory.BENIGN
             raise ApplicationError("other calls first", type="Busy", next_retry_delay=_BUSY, category=benign)
         try:
-            with beating():
+            with heartbeating():
                 yield
         finally:
             self._asking.release()

@@ -6,7 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data.bandwidth_shares import share
 from activities.data.replicas import Completion
-from activities.heartbeat import beating
+from activities.heartbeat import heartbeating
 from domain import ids
 from domain.protocol import ON_DEMAND, Activity, CheckpointCopy, ReplicateTable
 from infra.config import Settings
@@ -37,8 +37,8 @@ class CopyActivities:
         source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
         fence(source, request.attempt, f"copy to {request.target_region}")
         own = share(self._settings.copies, request.source_region, request.target_region, ON_DEMAND)
-        with beating() as beat:
-            return copy_committed(source, target, share=own, progress=beat)
+        with heartbeating() as heartbeat:
+            return copy_committed(source, target, share=own, progress=heartbeat)
 
     # A copy is left at the end of a part, where `Completion` looks: not wherever its thread happens to be.
     @activity.defn(name=Activity.COPY_TABLE.value, no_thread_cancel_exception=True)
@@ -47,5 +47,5 @@ class CopyActivities:
 
         0: it is gone, or is being deleted. See `Completion.run` for the errors.
         """
-        with beating() as beat:
-            return Completion(self._engine, self._settings, request, beat).run()
+        with heartbeating() as heartbeat:
+            return Completion(self._engine, self._settings, request, heartbeat).run()

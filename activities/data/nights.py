@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data.night_moves import droppable_replicas, moves_of, tidy
 from activities.data.searching import searched
-from activities.heartbeat import beating
+from activities.heartbeat import heartbeating
 from domain import ids
 from domain.nights import NightRef, NightTicket
 from domain.protocol import Activity
@@ -70,7 +70,7 @@ class NightActivities:
             night = session.get_one(Night, ref.night)
             if night.state != "planning":
                 return
-        with beating() as beat:
+        with heartbeating() as heartbeat:
             try:
                 with transaction(self._engine, isolation="REPEATABLE READ") as session:
                     quota = quota_left_bytes(session, tetris.nightly)
@@ -84,7 +84,7 @@ class NightActivities:
                 "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json"),
                 "droppable": droppable,
             }  # fmt: skip
-            with searched(instance, reads, request, store, ids.night_prefix(ref.night), beat) as folder:
+            with searched(instance, reads, request, store, ids.night_prefix(ref.night), heartbeat) as folder:
                 report = json.loads((folder / "report.json").read_text())
                 with transaction(self._engine) as session:
                     self._write(session, ref.night, folder, report, url)
@@ -122,18 +122,20 @@ class NightActivities:
                 return
             regions = session.scalars(select(Datacenter.region).distinct().order_by(Datacenter.region)).all()
             store, _ = _bucket(session, ref.night)
-        with beating() as beat:
+        with heartbeating() as heartbeat:
             for region in regions:
                 prefix = f"{ids.night_prefix(ref.night)}datacenters/{region}/"
-                self._assign(region, store, prefix, tetris.nightly.solve_s / len(regions), beat)
+                self._assign(region, store, prefix, tetris.nightly.solve_s / len(regions), heartbeat)
 
-    def _assign(self, region: str, store: ObjectStore, prefix: str, time_s: float, beat: Callable[[str], None]) -> None:
+    def _assign(
+        self, region: str, store: ObjectStore, prefix: str, time_s: float, heartbeat: Callable[[str], None]
+    ) -> None:
         tetris = self._settings.tetris
         try:
             with transaction(self._engine, isolation="REPEATABLE READ") as session:
                 instance = gather_datacenters(session, region, tetris)
             request = {"time_s": time_s, "seed": 0, "policy": None}
-            with searched(instance, Reads(), request, store, prefix, beat) as folder:
+            with searched(instance, Reads(), request, store, prefix, heartbeat) as folder:
                 plan = json.loads((folder / "plan.json").read_text())["homes"]
             with transaction(self._engine) as session:
                 # Also those that stay: some were in none, and only began where they are now.

@@ -8,7 +8,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.data.verification import OutOfTime, Reading, Verifier
-from activities.heartbeat import beating
+from activities.heartbeat import heartbeating
 from domain.protocol import Activity, Scrub
 from infra.config import Settings
 from infra.db import integrity, outbox
@@ -52,7 +52,7 @@ class ScrubActivities:
                 self._tell_others(request.region, without)
 
     def _round(self, region: str, until_s: float) -> int:
-        with beating():
+        with heartbeating():
             failed: set[tuple[str, str]] = set()
             while todo := [d for d in self._due(region) if d[:2] not in failed]:
                 for table, partition, asked in todo:

@@ -36,13 +36,13 @@ _GPU = JobRequest("gpu", 2, 1, ("a",), 1000, 1)
 _CPU = JobRequest("cpu", 1, 0, (), 1000, 1)
 
 
-def warm() -> None:
+def precompile() -> None:
     """Scans a small queue, and bids in a small region: what is free, what takes a victim, what is refused."""
-    warm_queue()
-    warm_bids()
+    compile_queue()
+    compile_bids()
 
 
-def warm_queue() -> None:
+def compile_queue() -> None:
     """Scans a small queue."""
     tenants = (TenantState("t", 1, {"a": 2}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
@@ -50,7 +50,7 @@ def warm_queue() -> None:
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
 
 
-def warm_bids() -> None:
+def compile_bids() -> None:
     """Bids in a small region, awards, reserves, and lets all that runs go."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
     running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
@@ -67,7 +67,7 @@ def warm_bids() -> None:
         region.drop_running(workload)
 
 
-_PARTS: dict[str, Callable[[], None]] = {"queue": warm_queue, "bids": warm_bids, "tables": load}
+_PARTS: dict[str, Callable[[], None]] = {"queue": compile_queue, "bids": compile_bids, "tables": load}
 _PACKAGES = {"queue": "gms", "bids": "rms"}
 
 

@@ -15,13 +15,13 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
-from infra.beat import Ear
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
 from infra.db import events
 from infra.db.session import open_engine, transaction
 from infra.errors import StackError
 from infra.files import write_private
+from infra.liveness_pipe import LivenessListener
 from infra.stack import leftovers, log_files, probes, temporal
 from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
@@ -210,8 +210,8 @@ class EmbeddedStack:
 
     def _beating_child(self, name: str, arguments: list[str], *, dispatches: bool = False) -> Child:
         child = self._server_child(name, arguments)
-        child.ear = Ear()
-        child.probes = probes.beats(child.ear, dispatches=dispatches)
+        child.listener = LivenessListener()
+        child.probes = probes.liveness(child.listener, dispatches=dispatches)
         return child
 
     async def _show_restart(self, name: str, why: str) -> None:

@@ -12,8 +12,8 @@ import httpx
 import psycopg
 from temporalio.client import Client
 
-from infra.beat import DISPATCHER, LOOP, Ear
 from infra.config import TemporalSettings
+from infra.liveness_pipe import DISPATCHER, LOOP, LivenessListener
 from infra.stack.liveness import Probe
 from infra.temporal_client import connect
 
@@ -89,14 +89,14 @@ def http(url: str, answer_s: float = 60.0) -> Probe:
     return Probe("answers a request", ask)
 
 
-def beats(ear: Ear, *, dispatches: bool = False) -> list[Probe]:
+def liveness(listener: LivenessListener, *, dispatches: bool = False) -> list[Probe]:
     """A process's own loops turn."""
 
     async def loop() -> bool:
-        return ear.take(LOOP)
+        return listener.take(LOOP)
 
     async def dispatcher() -> bool:
-        return ear.take(DISPATCHER)
+        return listener.take(DISPATCHER)
 
     found = [Probe("its main loop turns", loop)]
     if dispatches:

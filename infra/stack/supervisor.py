@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.beat import VARIABLE, Ear
 from infra.config import LivenessSettings
 from infra.errors import StackError
+from infra.liveness_pipe import VARIABLE, LivenessListener
 from infra.pidfds import first_end
 from infra.stack import leftovers
 from infra.stack.liveness import Liveness, Part, Probe
@@ -51,7 +51,7 @@ class Child:
     """Asked until True before the next child is started."""
     ready_timeout_s: float = 60.0
     probes: Sequence[Probe] = ()
-    ear: Ear | None = None
+    listener: LivenessListener | None = None
     """Hears the process's signs of life, where it gives any."""
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
@@ -68,9 +68,9 @@ class Child:
     def launch(self) -> None:
         """Starts the process in a session of its own: a Ctrl-C at the terminal reaches the supervisor alone."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        beat = {VARIABLE: str(self.ear.writing)} if self.ear is not None else {}
-        if self.ear is not None:
-            self.ear.clear()
+        pipe = {VARIABLE: str(self.listener.writing)} if self.listener is not None else {}
+        if self.listener is not None:
+            self.listener.clear()
         self.started_s = time.monotonic()
         with self.log.open("ab") as log:
             try:
@@ -85,8 +85,8 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **self.environment, **beat},
-                pass_fds=() if self.ear is None else (self.ear.writing,),
+                env={**os.environ, **self.environment, **pipe},
+                pass_fds=() if self.listener is None else (self.listener.writing,),
                 umask=self.umask,
             )
 
@@ -201,8 +201,8 @@ class Supervisor:
         await asyncio.gather(*ending, return_exceptions=True)
         for child in reversed(self.children):
             await asyncio.to_thread(stop_process, child)
-            if child.ear is not None:
-                child.ear.close()
+            if child.listener is not None:
+                child.listener.close()
         self.children.clear()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from activities import roles
 from activities.roles import run_worker
-from activities.scheduling.precompile import warm
+from activities.scheduling.precompile import precompile
 from infra.config import Settings
 from tests.capacity.unreliable import unreliable_providers
 
@@ -32,7 +32,7 @@ def main() -> None:
     """Forks workers, and kills them, as standard input says."""
     given = json.loads(sys.stdin.readline())
     settings = Settings.model_validate(given["settings"])
-    warm()
+    precompile()
     print("ready", flush=True)
     while line := sys.stdin.readline():
         run_s = json.loads(line)["run_s"]

@@ -168,7 +168,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_
 
 def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one object takes its time the activity heartbeats with the bytes last told."""
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
     fleet.bucket("east").put("tables/words/0", bytes(10))
     fleet.table("words", 10, "east")
     with fleet.session() as session:

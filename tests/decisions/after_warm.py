@@ -12,7 +12,7 @@ from numba.core.dispatcher import Dispatcher
 
 import gms
 import rms
-from activities.scheduling.precompile import warm
+from activities.scheduling.precompile import precompile
 from auction.auction import Auction, Options
 from auction.candidate import Candidate
 from domain.scheduling import PlacedWorkload
@@ -63,7 +63,7 @@ def _decide(seed: int) -> None:
 
 def main() -> None:
     """Warms, decides, and prints a line for each signature that is new."""
-    warm()
+    precompile()
     before = _loaded()
     for seed in range(_SEEDS):
         _decide(seed)

@@ -23,7 +23,7 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-import workflows.house
+import workflows.housekeeping
 from domain.ids import region_queue
 from domain.protocol import DETACHED, Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
 from tests.workflows import test_instance, test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
@@ -35,7 +35,7 @@ from tests.workflows.stand_ins import Auction, House
 from tests.workflows.stories import Story
 from tests.workflows.test_instance import Instance
 from tests.workflows.test_machine import Registered, said
-from workflows.house import HousekeepingWorkflow
+from workflows.housekeeping import HousekeepingWorkflow
 from workflows.instance import InstanceWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow
@@ -144,7 +144,7 @@ async def _machine(client: Client) -> WorkflowHistory:
 
 async def _house(client: Client) -> WorkflowHistory:
     """Two rounds, in one of which deleting is given up."""
-    workflows.house.REST_S = 1.0
+    workflows.housekeeping.REST_S = 1.0
     house = House()
     house.rest_s = 0.01
     house.errors[Activity.EXPIRE] = [ApplicationError("no such table", non_retryable=True)]

@@ -7,7 +7,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from infra.payloads import DATA_CONVERTER
-from workflows.house import HousekeepingWorkflow
+from workflows.housekeeping import HousekeepingWorkflow
 from workflows.instance import InstanceWorkflow
 from workflows.machine import MachineWorkflow
 from workflows.replica import ReplicaWorkflow

@@ -11,14 +11,14 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-import workflows.house
+import workflows.housekeeping
 from domain.ids import CONTROL_QUEUE, region_queue
 from domain.protocol import Activity, ReplicateTable
 from tests.workflows.agents import until
 from tests.workflows.lab import serving
 from tests.workflows.servers import skipping_server
 from tests.workflows.stand_ins import House
-from workflows.house import HousekeepingWorkflow
+from workflows.housekeeping import HousekeepingWorkflow
 from workflows.replica import ReplicaWorkflow
 
 Server = tuple[WorkflowEnvironment, Client]
@@ -65,7 +65,7 @@ async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
 async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """After many rounds housekeeping continues in a new history."""
     # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
-    monkeypatch.setattr(workflows.house, "ROUNDS", 2)
+    monkeypatch.setattr(workflows.housekeeping, "ROUNDS", 2)
     environment, client = server
     house = House()
     runner = UnsandboxedWorkflowRunner()

@@ -9,14 +9,14 @@ import contextlib
 import os
 
 VARIABLE = "MIZZEN_BEAT_FD"
-EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 LOOP = b"l"
 """The event loop, or a main loop, turns."""
 DISPATCHER = b"d"
 """The outbox was looked at, or mail was delivered."""
 
 
-class Beat:
+class LivenessReporter:
     """A process's end."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -24,7 +24,7 @@ class Beat:
         self._descriptor = descriptor
 
     @classmethod
-    def inherited(cls) -> "Beat":
+    def inherited(cls) -> "LivenessReporter":
         """The pipe that the supervisor gave to this process. Processes that this one starts do not get it."""
         found = os.environ.pop(VARIABLE, "")
         if not found.isdigit():
@@ -37,7 +37,7 @@ class Beat:
             return cls(None)
         return cls(descriptor)
 
-    def strike(self, source: bytes = LOOP) -> None:
+    def report(self, source: bytes = LOOP) -> None:
         """One sign of life. Never waits: with a supervisor that does not read, signs are dropped."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
@@ -46,11 +46,11 @@ class Beat:
     async def go_on(self) -> None:
         """Signs of the event loop, until cancelled."""
         while True:
-            self.strike()
-            await asyncio.sleep(EVERY_S)
+            self.report()
+            await asyncio.sleep(REPORT_INTERVAL_S)
 
 
-class Ear:
+class LivenessListener:
     """The supervisor's end; one for each process that it starts."""
 
     def __init__(self) -> None:
