@@ -2,38 +2,28 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities.data import on_demand
-from activities.scheduling import awards
-from activities.scheduling.bids import Asked, asked, region_bid, region_bids
-from activities.scheduling.candidates import candidates, closed_to, with_bids
+from activities.scheduling.award_batch import BatchAward
+from activities.scheduling.bids import asked, region_bids
 from activities.scheduling.dry_run import dry_run
 from activities.scheduling.pace import Share
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import Listening
-from activities.scheduling.waiting import explain
-from auction.candidate import Outcome, Stats
-from domain.phases import QUEUED_PHASES, Phase
+from activities.scheduling.waiting import explain_batch
+from auction.candidate import Stats
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
-from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid
 from infra.config import Settings
 from infra.db import outbox, published
 from infra.db.buckets import failing_buckets
 from infra.db.logs import ScanBatch
-from infra.db.models import Workload
 from infra.db.session import transaction
 
-_TRIES = 3
-"""How often a workload's plan may turn out stale before the next tick tries it again."""
 _LONGEST_REST_S = 1.0
 """Between two passes, for the sake of their share of the time."""
 _SHORT_PASS_S = 0.05
@@ -148,117 +138,37 @@ class AuctionActivities:
             put_batch(session, scanned.number, following, scanned.batch(following, self._settings.batch))
 
     def _settle(self, scanned: ScannedQueue | None, request: AwardRequest) -> AwardResult:
-        """Places, awards, and explains to those who wait why they do."""
-        result = AwardResult(awarded=0, waiting=0, rebids=0)
+        """Awards a batch, and says to those who wait why they do."""
         with self._state.current() as state:
+            # 1. Which regions take part, who of the batch is still queued, and what is bid already.
             self._listening.miss(request.scan, request.unreachable, state.now_s)
-            result.rest_s = self._listening.due_s(state.now_s)
+            rest_s = self._listening.due_s(state.now_s)
             with transaction(self._engine) as session:
                 left_out = failing_buckets(session, state.regions)
                 left_out |= self._listening.reasons(request.unreachable, state.now_s)
-                reachable = state.regions.keys() - left_out.keys()
                 if scanned is not None:
                     queued = scanned.batch(request.first, self._settings.batch)
                 else:
                     queued = batch(session, request.scan, request.first)
                 todo = asked(session, queued)
-                bids = {}
-                if not reachable <= self._here:
-                    bids = region_bids(session, request.scan, request.first)
-            auction = state.auction(request.scan)
-            before = replace(auction.stats)
-            shut = closed_to(state, todo, left_out)
-            last: dict[str, Outcome] = {}
-            conflicts: dict[str, Reason] = {}
-            stale: Counter[str] = Counter()
-            waiting: list[Asked] = []
-            first, asked_once = with_bids(shut, bids), auction.stats.bids
-            while todo:
-                outcomes: list[Outcome] = []
-                answers = [first[a.queued.workload] for a in todo]
-                placing = auction.placing(candidates(todo, reachable, state.now_s), answers)
-                with closing(placing), awards.connected(self._engine) as connection:
-                    done = awards.award(connection, _planned_awards(todo, placing, outcomes))
-                if first is not shut:
-                    first, asked_once = shut, auction.stats.bids  # What was bid at first is of another time then.
-                    result.rebids = auction.stats.rebids - before.rebids
-                placed = [outcome.bid for outcome in outcomes]
-                result.awarded += done.count
-                settled = _settled(placed, done)
-                if done.count:
-                    with transaction(self._engine) as session:
-                        outbox.wake_readers(session)
-                        if _lets_others_evict(todo[:settled], placed):
-                            outbox.wake_scheduler(session)
-                last |= {outcome.workload: outcome for outcome in outcomes[: settled + 1]}
-                waiting += [a for a, b in zip(todo[:settled], placed, strict=False) if b is None]
-                if done.verdict is None:
-                    break
-                failed, of = todo[settled], placed[settled]
-                for bid in placed[settled:]:
-                    if bid is not None and bid.plan is not None:
-                        state.doubt(bid.plan)
-                state.look()
-                auction = state.auction(request.scan)
-                auction.forget_refusals()
-                workload = failed.queued.workload
-                stale[workload] += 1
-                again = done.verdict is awards.Verdict.STALE and stale[workload] < _TRIES
-                if done.verdict is awards.Verdict.STALE and not again and of is not None:
-                    conflicts[workload] = Reason(ReasonCode.AWARD_CONFLICT, {"region": of.region})
-                    waiting.append(failed)
-                todo = todo[settled if again else settled + 1 :]
-            result.rebids += auction.stats.bids - asked_once
-            result.waiting = len(waiting)
-            self._count(auction.stats, before)
-            self._explain(state, waiting, last, conflicts, sorted(left_out))
-        if any(count == _TRIES for count in stale.values()):
+                all_here = state.regions.keys() - left_out.keys() <= self._here
+                bids = {} if all_here else region_bids(session, request.scan, request.first)
+            # 2. Award it.
+            done = BatchAward(self._engine, state, request.scan, todo, left_out, bids)
+            done.run()
+            self._count(*done.stats)
+            # 3. Explain, and bring data where only that is missing.
+            explain_batch(self._engine, state, done.waiting, done.outcomes, done.conflicts, sorted(left_out))
+        if done.gave_up:
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
+        result = AwardResult(awarded=done.awarded, waiting=len(done.waiting), rebids=done.rebids, rest_s=rest_s)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
 
-    def _count(self, now: Stats, before: Stats) -> None:
+    def _count(self, before: Stats, now: Stats) -> None:
         for name in ("bids", "rounds", "negative_hits", "negative_misses", "joint_heads", "joint_gains"):
             self._counters[name] += getattr(now, name) - getattr(before, name)
-
-    def _explain(
-        self,
-        state: SchedulerState,
-        waiting: Sequence[Asked],
-        outcomes: Mapping[str, Outcome],
-        conflicts: Mapping[str, Reason],
-        unreachable: Sequence[str],
-    ) -> None:
-        """Publishes why workloads wait; starts to bring data near hardware where no region has both."""
-        reasons = {}
-        for a in waiting:
-            workload, outcome = a.queued.workload, outcomes[a.queued.workload]
-            found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
-            if a.queued.reason is not None:
-                found.insert(0, a.queued.reason)
-            targets = on_demand.targets(outcome.bids.values())
-            if workload not in conflicts and targets:
-                reachable = [region for region in targets if region not in unreachable]
-                found = self._bring_data(state, a, reachable, unreachable) + found
-            reasons[workload] = found
-        explain(self._engine, reasons)
-
-    def _bring_data(
-        self, state: SchedulerState, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]
-    ) -> list[Reason]:
-        """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
-        offers: list[Bid] = []
-        with transaction(self._engine) as session:
-            if on_demand.may_be_placed_later(session, a.demand, a.level, unreachable):
-                return []
-            if not on_demand.is_on_its_way(session, a.queued.workload, a.demand.tables):
-                offers = [region_bid(state.planner(r), a, ignore_data=True) for r in reachable if r in state.regions]
-        with transaction(self._engine) as session:
-            row = session.get(Workload, a.queued.workload, with_for_update=True)
-            if row is None or Phase(row.phase) not in QUEUED_PHASES:
-                return []
-            return on_demand.bring_data(session, row, a.demand, a.level, offers)
 
     @activity.defn(name=Activity.DRY_RUN.value)
     def dry_run(self, request: DryRunRequest) -> DryRunResult:
@@ -282,29 +192,3 @@ def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
     """Gives placed workloads other ranks. One whose attempt is being changed just now gets it with a later scan."""
     if ranks:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})
-
-
-def _planned_awards(
-    batch: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
-) -> Iterator[awards.PlannedAward]:
-    """Those of a batch that are placed, as they are; all outcomes so far go to `outcomes`."""
-    for a, outcome in zip(batch, placing, strict=True):
-        outcomes.append(outcome)
-        if outcome.bid is not None and outcome.bid.plan is not None:
-            yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)
-
-
-def _lets_others_evict(settled: Sequence[Asked], placed: Sequence[Bid | None]) -> bool:
-    """Whether an award has made workloads over-quota that it did not evict: only the next scan gives them that rank."""
-    return any(
-        bid is not None and bid.plan is not None and not a.request.displaces.issubset(bid.plan.victims)
-        for a, bid in zip(settled, placed, strict=False)
-    )
-
-
-def _settled(placed: Sequence[Bid | None], done: awards.Awarded) -> int:
-    """How many workloads of a batch are settled, awarded or waiting, where only so many awards came through."""
-    if done.verdict is None:
-        return len(placed)
-    plans = [place for place, bid in enumerate(placed) if bid is not None]
-    return plans[done.count]

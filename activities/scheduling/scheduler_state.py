@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from activities.scheduling.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from activities.scheduling.usage import Amount, Usage
 from auction.auction import Auction, Options
+from auction.candidate import Stats
 from domain.demand import demand_of
 from domain.scheduling import (
     CreditWeights,
@@ -152,6 +153,8 @@ class SchedulerState:
         self.now_s = 0.0
         """The database's clock at the last look."""
         self.full_reads = 0
+        self._stats = Stats()
+        """Of all auctions: counts go on when everything is read anew."""
         self._clear()
 
     def _clear(self) -> None:
@@ -210,7 +213,7 @@ class SchedulerState:
         """All regions' bidders, in the pass that began with a scan, their columns as of the last look."""
         known = self._auction
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
-            known = self._auction = Auction(self.regions.values(), self._options, known.stats if known else None)
+            known = self._auction = Auction(self.regions.values(), self._options, self._stats)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)

@@ -1,4 +1,7 @@
-"""Why workloads wait: every region's reason, written where it is not what is written already."""
+"""Why workloads wait: every region's reason, written where it is not what is written already.
+
+Where no region has both a workload's hardware and its tables, copies of the tables are started, and the reasons say so.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,9 +9,15 @@ from typing import Any
 
 from sqlalchemy import Engine, select, text
 
-from domain.phases import QUEUED_PHASES
+from activities.data import on_demand
+from activities.scheduling.bids import Asked, region_bid
+from activities.scheduling.scheduler_state import SchedulerState
+from auction.candidate import Outcome
+from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason
+from domain.scheduling import Bid
 from infra.db.logs import Waiting
+from infra.db.models import Workload
 from infra.db.session import transaction
 
 _WRITE = text(
@@ -33,6 +42,50 @@ def explain(engine: Engine, waiting: Mapping[str, Sequence[Reason]]) -> None:
         if new:
             texts = [json.dumps({"reasons": [r.to_json() for r in reasons]}) for reasons in new.values()]
             session.execute(_WRITE, {"ids": list(new), "phases": sorted(QUEUED_PHASES), "bodies": texts})
+
+
+def explain_batch(
+    engine: Engine,
+    state: SchedulerState,
+    waiting: Sequence[Asked],
+    outcomes: Mapping[str, Outcome],
+    conflicts: Mapping[str, Reason],
+    unreachable: Sequence[str],
+) -> None:
+    """Publishes why the workloads of a batch wait, and starts to bring data near hardware where only data is missing.
+
+    `conflicts`: by workload, the reason that takes the place of what regions said; `unreachable`: regions that took no
+    part.
+    """
+    reasons = {}
+    for a in waiting:
+        workload, outcome = a.queued.workload, outcomes[a.queued.workload]
+        found = [conflicts[workload]] if workload in conflicts else list(outcome.reasons)
+        if a.queued.reason is not None:
+            found.insert(0, a.queued.reason)
+        targets = on_demand.targets(outcome.bids.values())
+        if workload not in conflicts and targets:
+            reachable = [region for region in targets if region not in unreachable]
+            found = _bring_data(engine, state, a, reachable, unreachable) + found
+        reasons[workload] = found
+    explain(engine, reasons)
+
+
+def _bring_data(
+    engine: Engine, state: SchedulerState, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]
+) -> list[Reason]:
+    """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
+    offers: list[Bid] = []
+    with transaction(engine) as session:
+        if on_demand.may_be_placed_later(session, a.demand, a.level, unreachable):
+            return []
+        if not on_demand.is_on_its_way(session, a.queued.workload, a.demand.tables):
+            offers = [region_bid(state.planner(r), a, ignore_data=True) for r in reachable if r in state.regions]
+    with transaction(engine) as session:
+        row = session.get(Workload, a.queued.workload, with_for_update=True)
+        if row is None or Phase(row.phase) not in QUEUED_PHASES:
+            return []
+        return on_demand.bring_data(session, row, a.demand, a.level, offers)
 
 
 def _says(written: list[dict[str, Any]] | None, reasons: Sequence[Reason]) -> bool:

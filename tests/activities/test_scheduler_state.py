@@ -265,6 +265,25 @@ def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.Monk
     agree(world, state)
 
 
+def test_counts_go_on_when_everything_is_read_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What auctions have counted is told as a counter, which never goes down."""
+    world.region("r")
+    world.machine("r/c/m")
+    world.submit()
+    world.tick()
+    state = world.scheduler_state
+    before, reads = state.newest_auction().stats.bids, state.full_reads
+    world.machine("r/c/n")
+    with monkeypatch.context() as patched:
+        patched.setattr(SchedulerState, "_put_machine", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), state.current():
+            pass
+    world.submit()
+    world.tick()
+    assert state.full_reads == reads + 1
+    assert state.newest_auction().stats.bids == before + 1
+
+
 def test_a_dry_run_disturbs_nothing(world: World) -> None:
     """What is held after a dry run is what was held before it, also where ranks are not written yet."""
     world.region("r")
