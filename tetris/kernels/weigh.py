@@ -45,6 +45,8 @@ from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, st
 _ML = 0
 _COST = 4
 """Column of `Work.base` beside those of `State.sums`."""
+Flow = tuple[float, float, float, float]
+"""Of a key: the sums over regions of its hours, of their squares, of hours by share, and of strain."""
 
 
 @compiled
@@ -203,102 +205,30 @@ def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
 @compiled
 def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
     """Add the GPU term, and the excess of CPU hours and of hours away from home."""
-    number, demand, sums, cpu = fixed.number, state.demand, state.sums, state.cpu
-    supply, share, share2, mean, importance, tiny, at_home = (
-        fixed.supply, fixed.share, fixed.share2, fixed.mean, fixed.importance, fixed.tiny, fixed.at_home,
-    )  # fmt: skip
-    quota, quota_allowed, quota_scale = fixed.quota, fixed.quota_allowed, fixed.quota_scale
-    left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
-    touched, base, total, lacks, breaks = work.channels, work.base, work.total, work.lack, work.broken
-    keys, regions = demand.shape
-    overload, gpu_weight, hours_home = number[OVERLOAD], number[GPU_WEIGHT], state.now[HOME_H]
-    base_cost, base_home, base_lack, base_broken = 0.0, 0.0, 0.0, 0.0
+    number, keys = fixed.number, state.demand.shape[0]
+    gpu_weight, hours_home = number[GPU_WEIGHT], state.now[HOME_H]
+    touched, total, lacks, breaks = work.channels, work.total, work.lack, work.broken
+    left_cost, left_home, left_lack, left_broken = 0.0, 0.0, 0.0, 0.0
     for index in range(channels):
         channel = touched[index]
         if channel < keys:
-            key = channel
-            hours, hours2, hours_share, strained = (
-                sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN],
-            )  # fmt: skip
-            before = key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
-            for region in range(regions):
-                change = left[key, region]
-                if change != 0.0:
-                    was = demand[key, region]
-                    hours += change
-                    hours2 += change * (2.0 * was + change)
-                    hours_share += change * share[key, region]
-                    strained += strain(was + change, supply[key, region], mean[key], tiny[key]) - strain(
-                        was, supply[key, region], mean[key], tiny[key]
-                    )
-                    base_home += change * at_home[key, region]
-            base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN] = (
-                hours, hours2, hours_share, strained,
-            )  # fmt: skip
-            after = key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
-            base[key, _COST] = after
-            base_cost += after - before
+            change, left_home = _leave_gpu(fixed, state, work, channel, left_home)
+            left_cost += change
         else:
-            app = channel - keys
-            for region in range(regions):
-                change = left[channel, region]
-                if change != 0.0:
-                    limits = quota[app, region], quota_allowed[app, region], quota_scale[app]
-                    lack, broken = _over_quota(cpu[app, region], change, limits)
-                    base_lack += lack
-                    base_broken += broken
+            left_lack, left_broken = _leave_cpu(fixed, state, work, channel, channel - keys, left_lack, left_broken)
     short = short_of_home(hours_home, number)
-    for to in range(regions):
-        cost, home, lack, broken = base_cost, base_home, base_lack, base_broken
+    for to in range(total.shape[0]):
+        cost, home, lack, broken = left_cost, left_home, left_lack, left_broken
         for index in range(channels):
             channel = touched[index]
-            more = come[channel, to] + follow[channel]
-            if more == 0.0:
+            if work.come[channel, to] + work.follow[channel] == 0.0:
                 # Hours cross only to where they come.
                 continue
             if channel < keys:
-                key = channel
-                hours, hours2, hours_share, strained = (
-                    base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN],
-                )  # fmt: skip
-                if crossed[to, key]:
-                    for region in range(regions):
-                        change = cross[to, key, region]
-                        if change != 0.0:
-                            was = demand[key, region] + left[key, region]
-                            hours += change
-                            hours2 += change * (2.0 * was + change)
-                            hours_share += change * share[key, region]
-                            strained += strain(was + change, supply[key, region], mean[key], tiny[key]) - strain(
-                                was, supply[key, region], mean[key], tiny[key]
-                            )
-                            home += change * at_home[key, region]
-                was = demand[key, to] + left[key, to]
-                hours += more
-                hours2 += more * (2.0 * was + more)
-                hours_share += more * share[key, to]
-                strained += strain(was + more, supply[key, to], mean[key], tiny[key]) - strain(
-                    was, supply[key, to], mean[key], tiny[key]
-                )
-                home += more * at_home[key, to]
-                cost += (
-                    key_cost(hours, hours2, hours_share, strained, share2[key], importance[key], overload, tiny[key])
-                    - base[key, _COST]
-                )
+                change, home = _come_gpu(fixed, state, work, channel, to, home)
+                cost += change
             else:
-                app = channel - keys
-                if crossed[to, channel]:
-                    for region in range(regions):
-                        change = cross[to, channel, region]
-                        if change != 0.0:
-                            limits = quota[app, region], quota_allowed[app, region], quota_scale[app]
-                            lacking, breaking = _over_quota(cpu[app, region] + left[channel, region], change, limits)
-                            lack += lacking
-                            broken += breaking
-                limits = quota[app, to], quota_allowed[app, to], quota_scale[app]
-                lacking, breaking = _over_quota(cpu[app, to] + left[channel, to], more, limits)
-                lack += lacking
-                broken += breaking
+                lack, broken = _come_cpu(fixed, state, work, channel, channel - keys, to, lack, broken)
         shorter = short_of_home(hours_home + home, number) - short
         total[to] += gpu_weight * cost
         lacks[to] += lack + shorter
@@ -306,9 +236,98 @@ def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
 
 
 @compiled
-def _over_quota(before: float, more: float, limits: tuple[float, float, float]) -> tuple[float, float]:
+def _leave_gpu(fixed: Fixed, state: State, work: Work, key: int, home: float) -> tuple[float, float]:
+    """What a key's cost changes by when hours leave, wherever they go; and `home`, the change of hours at home so far.
+
+    The sums without them are kept in `work.base`, with the cost that they have.
+    """
+    demand, sums, left, base = state.demand, state.sums, work.left, work.base
+    flow = sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN]
+    before = _cost_of(fixed, key, flow)
+    for region in range(left.shape[1]):
+        change = left[key, region]
+        if change != 0.0:
+            flow = _add(fixed, key, region, flow, demand[key, region], change)
+            home += change * fixed.at_home[key, region]
+    base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN] = flow
+    base[key, _COST] = _cost_of(fixed, key, flow)
+    return base[key, _COST] - before, home
+
+
+@compiled
+def _come_gpu(fixed: Fixed, state: State, work: Work, key: int, to: int, home: float) -> tuple[float, float]:
+    """The same when hours come to a region, and others cross because of them, after `_leave_gpu`."""
+    demand, left, cross, base = state.demand, work.left, work.cross, work.base
+    flow = base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN]
+    if work.crossed[to, key]:
+        for region in range(left.shape[1]):
+            change = cross[to, key, region]
+            if change != 0.0:
+                flow = _add(fixed, key, region, flow, demand[key, region] + left[key, region], change)
+                home += change * fixed.at_home[key, region]
+    more = work.come[key, to] + work.follow[key]
+    flow = _add(fixed, key, to, flow, demand[key, to] + left[key, to], more)
+    home += more * fixed.at_home[key, to]
+    return _cost_of(fixed, key, flow) - base[key, _COST], home
+
+
+@compiled
+def _add(fixed: Fixed, key: int, region: int, flow: Flow, before: float, more: float) -> Flow:
+    """The sums over regions of a key's demand, with `more` hours in one region, where there were `before`."""
+    hours, hours2, hours_share, strained = flow
+    supply, mean, tiny = fixed.supply[key, region], fixed.mean[key], fixed.tiny[key]
+    return (
+        hours + more,
+        hours2 + more * (2.0 * before + more),
+        hours_share + more * fixed.share[key, region],
+        strained + (strain(before + more, supply, mean, tiny) - strain(before, supply, mean, tiny)),
+    )
+
+
+@compiled
+def _cost_of(fixed: Fixed, key: int, flow: Flow) -> float:
+    hours, hours2, hours_share, strained = flow
+    overload, importance = fixed.number[OVERLOAD], fixed.importance[key]
+    return key_cost(hours, hours2, hours_share, strained, fixed.share2[key], importance, overload, fixed.tiny[key])
+
+
+@compiled
+def _leave_cpu(
+    fixed: Fixed, state: State, work: Work, channel: int, app: int, lack: float, broken: float
+) -> tuple[float, float]:
+    """`lack` and `broken`, the changes so far of the excess of CPU hours, and of that over what the start allows."""
+    for region in range(work.left.shape[1]):
+        change = work.left[channel, region]
+        if change != 0.0:
+            lacking, breaking = _over_quota(fixed, app, region, state.cpu[app, region], change)
+            lack += lacking
+            broken += breaking
+    return lack, broken
+
+
+@compiled
+def _come_cpu(
+    fixed: Fixed, state: State, work: Work, channel: int, app: int, to: int, lack: float, broken: float
+) -> tuple[float, float]:
+    """The same when hours come to a region, and others cross because of them."""
+    cpu, left, cross = state.cpu, work.left, work.cross
+    if work.crossed[to, channel]:
+        for region in range(left.shape[1]):
+            change = cross[to, channel, region]
+            if change != 0.0:
+                before = cpu[app, region] + left[channel, region]
+                lacking, breaking = _over_quota(fixed, app, region, before, change)
+                lack += lacking
+                broken += breaking
+    more = work.come[channel, to] + work.follow[channel]
+    lacking, breaking = _over_quota(fixed, app, to, cpu[app, to] + left[channel, to], more)
+    return lack + lacking, broken + breaking
+
+
+@compiled
+def _over_quota(fixed: Fixed, app: int, region: int, before: float, more: float) -> tuple[float, float]:
     """What more hours change of the excess over a quota, and over what the start allows."""
-    quota, allowed, scale = limits
+    quota, allowed, scale = fixed.quota[app, region], fixed.quota_allowed[app, region], fixed.quota_scale[app]
     after = before + more
     lack = over(after, quota, scale) - over(before, quota, scale)
     return lack, over(after, allowed, scale) - over(before, allowed, scale)
