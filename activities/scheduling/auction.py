@@ -138,9 +138,9 @@ class AuctionActivities:
             put_batch(session, scanned.number, following, scanned.batch(following, self._settings.batch))
 
     def _settle(self, scanned: ScannedQueue | None, request: AwardRequest) -> AwardResult:
-        """Awards a batch, and says to those who wait why they do."""
+        """Awards a batch, and publishes why the other workloads wait."""
         with self._state.current() as state:
-            # 1. Which regions take part, who of the batch is still queued, and what is bid already.
+            # 1. Find the regions that take part, the workloads that are still queued, and the bids that were made.
             self._listening.miss(request.scan, request.unreachable, state.now_s)
             rest_s = self._listening.due_s(state.now_s)
             with transaction(self._engine) as session:
@@ -153,11 +153,11 @@ class AuctionActivities:
                 todo = asked(session, queued)
                 all_here = state.regions.keys() - left_out.keys() <= self._here
                 bids = {} if all_here else region_bids(session, request.scan, request.first)
-            # 2. Award it.
+            # 2. Award the batch.
             done = BatchAward(self._engine, state, request.scan, todo, left_out, bids)
             done.run()
             self._count(*done.stats)
-            # 3. Explain, and bring data where only that is missing.
+            # 3. Publish why workloads wait, and copy tables where only data is missing.
             explain_batch(self._engine, state, done.waiting, done.outcomes, done.conflicts, sorted(left_out))
         if done.gave_up:
             with transaction(self._engine) as session:

@@ -1,7 +1,7 @@
-"""Awarding one batch of the queue: placed in queue order, committed, and placed again from where a commit failed.
+"""Awards one batch of the queue: places it in queue order, commits the plans, and starts again where a commit failed.
 
-Plans are made on the columns of the scheduler state, and committed in Postgres, whose facts may have changed since. So
-a batch may take several rounds, each of which begins with the first workload that is not settled.
+Plans are made on the columns of the scheduler state and committed in Postgres, whose facts may have changed since. So a
+batch may take several rounds. Each round starts with the first workload that is neither awarded nor waiting.
 """
 
 from collections import Counter
@@ -27,14 +27,14 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one round: the outcomes of the workloads that were left, as far as it came."""
+    """The outcomes of one round, in queue order, and how many of them were committed."""
 
     outcomes: Sequence[Outcome]
     committed: awards.Awarded
 
     @property
     def settled(self) -> int:
-        """How many of the workloads that were left are awarded or wait; the outcomes of the others are void."""
+        """The number of workloads that are awarded or wait after this round; later outcomes are void."""
         if self.committed.verdict is None:
             return len(self.outcomes)
         placed = [number for number, outcome in enumerate(self.outcomes) if outcome.bid is not None]
@@ -42,7 +42,7 @@ class Round:
 
 
 class BatchAward:
-    """One batch. The caller holds the scheduler state (`SchedulerState.current`) as long as it uses this."""
+    """One batch. The caller must hold the scheduler state (`SchedulerState.current`) until it is awarded."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class BatchAward:
         left_out: Mapping[str, Reason],
         bids: Mapping[str, Sequence[Bid]],
     ) -> None:
-        """`left_out`: regions that take no part, with the reason; `bids`: what regions bid on the batch already."""
+        """`left_out`: regions that take no part, with the reason; `bids`: by region, the bids made on this batch."""
         self._engine, self._state, self._scan = engine, state, scan
         self._auction = state.auction(scan)
         self._before = replace(self._auction.stats)
@@ -64,41 +64,41 @@ class BatchAward:
         self._stale: Counter[str] = Counter()
         self.awarded = 0
         self.rebids = 0
-        """Bids that had to be made again."""
+        """Bids that were repeated because they were stale."""
         self.waiting: list[Asked] = []
         self.outcomes: dict[str, Outcome] = {}
-        """By workload, the last one."""
+        """The last outcome of each workload, by id."""
         self.conflicts: dict[str, Reason] = {}
-        """By workload, those whose plans were stale again and again."""
+        """By id, the workloads whose plan was stale in each of `_TRIES` rounds, with the reason to show."""
 
     @property
     def stats(self) -> tuple[Stats, Stats]:
-        """What the auction had counted before this batch, and what it has counted now."""
+        """The auction's counters before this batch, and now."""
         return self._before, self._auction.stats
 
     @property
     def gave_up(self) -> bool:
-        """Whether a plan was stale so often that only another scan tries it again."""
+        """Whether a workload's plan was stale in `_TRIES` rounds: the next scan tries it again."""
         return any(count == _TRIES for count in self._stale.values())
 
     def run(self) -> None:
         """Awards the batch, round by round."""
         while self._left:
-            # 1. Place what is left in queue order, and commit what has a plan.
+            # 1. Place the remaining workloads in queue order, and commit their plans.
             done = self._place()
-            # 2. Wake those who follow awards.
+            # 2. Wake the readers of events, and the scheduler if an award changed ranks.
             self._wake(done)
-            # 3. Note who is awarded and who waits.
+            # 3. Record which workloads are awarded and which wait.
             self._note(done)
             if done.committed.verdict is None:
                 return
-            # 4. One award did not hold: read what has changed, and void the plans after it.
+            # 4. A plan did not hold: read the changes from Postgres, and discard the plans after it.
             self._read_anew(done)
-            # 5. Go on with that workload, or with the next.
+            # 5. Continue with the same workload, or with the next one.
             self._left = self._left[done.settled if self._tries_again(done) else done.settled + 1 :]
 
     def _place(self) -> Round:
-        """Outcomes are computed while earlier ones are committed."""
+        """Computes outcomes while earlier ones are committed."""
         outcomes: list[Outcome] = []
         bids, rebids = self._auction.stats.bids, self._auction.stats.rebids
         is_first = self._answers is not self._closed
@@ -106,10 +106,10 @@ class BatchAward:
         placing = self._auction.placing(candidates(self._left, self._reachable, self._state.now_s), answers)
         with closing(placing), awards.connected(self._engine) as connection:
             committed = awards.award(connection, _planned(self._left, placing, outcomes))
-        # In the first round only stale bids are made again, in the others all are.
+        # The first round repeats only stale bids, later rounds all of them.
         stats = self._auction.stats
         self.rebids += stats.rebids - rebids if is_first else stats.bids - bids
-        self._answers = self._closed  # What was bid before is of another time now.
+        self._answers = self._closed  # The bids that the batch came with are stale after the first round.
         self.awarded += committed.count
         return Round(outcomes, committed)
 
@@ -135,7 +135,7 @@ class BatchAward:
         self._auction.forget_refusals()
 
     def _tries_again(self, done: Round) -> bool:
-        """Whether the workload whose award did not hold is placed again in this batch; else it may have to wait."""
+        """Whether the workload whose plan did not hold is placed again in this batch."""
         failed, bid = self._left[done.settled], done.outcomes[done.settled].bid
         workload = failed.queued.workload
         self._stale[workload] += 1
@@ -152,7 +152,7 @@ class BatchAward:
 def _planned(
     left: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
 ) -> Iterator[awards.PlannedAward]:
-    """The awards of those that are placed, as they are; every outcome is appended to `outcomes`."""
+    """The awards to commit, one for each plan; appends every outcome to `outcomes`."""
     for a, outcome in zip(left, placing, strict=True):
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
@@ -160,5 +160,5 @@ def _planned(
 
 
 def _lets_others_evict(a: Asked, outcome: Outcome) -> bool:
-    """Whether an award has made workloads over-quota that it did not evict: only the next scan gives them that rank."""
+    """Whether the award makes workloads over-quota without evicting them: the next scan must give them that rank."""
     return outcome.plan is not None and not a.request.displaces.issubset(outcome.plan.victims)

@@ -21,9 +21,9 @@ from mizzen.objects.workers import Workers
 _LEAST = 64
 """Tensors of a part from which on its form is kept, and from which on they are copied in several pieces."""
 _PIECES = 8
-"""Pieces in which small tensors are copied: by two threads, as one core does not fill the memory's bandwidth."""
+"""Small tensors are copied in so many pieces by two threads: one core does not saturate the memory bandwidth."""
 _FIRST_PIECES = 2
-"""Of these, what the second thread copies first, while the first one compares the others and so holds Python's lock."""
+"""Size of the first piece: the second thread copies it while the first one holds the GIL and compares the rest."""
 
 
 class Encoder:
@@ -152,7 +152,7 @@ class _Layout:
         return [self._head, *chunks]
 
     def _copied(self, values: Sequence[Any]) -> bool:
-        """Copies the small tensors into their blocks; False: something has another form now."""
+        """Copies the small tensors into their blocks; False: a tensor's form has changed since the last save."""
         ready: deque[tuple[_Copy, list[Any]]] = deque()
         with Workers(1) as workers:
             helper = None
@@ -162,7 +162,7 @@ class _Layout:
                     if _form(sources) != copy.form:
                         return False
                     ready.append((copy, sources))
-                    # It copies while the others are compared: the blocks are ours, whatever is written into them.
+                    # Copying starts before all forms are compared: nobody reads the blocks if a later form differs.
                     helper = helper or workers.submit(_make_all, ready)
                 if _form([values[leaf] for leaf in self._others]) != self._form or not self._large_as_stored(values):
                     return False
@@ -219,7 +219,7 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
 
 
 def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
-    """Make the copies that no other thread has begun."""
+    """Makes the copies that the other thread has not started."""
     while ready:
         try:
             copy, sources = ready.popleft()
@@ -230,7 +230,7 @@ def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without garbage collection: ten thousand short-lived objects would have it look for cycles again and again."""
+    """Disables garbage collection: ten thousand short-lived objects would trigger it many times."""
     was = gc.isenabled()
     gc.disable()
     try:
