@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bench import queues
 from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, timed
 from gms import reference
-from gms.columns import Queue
+from gms.columns import QueueColumns
 from gms.scan import scan_queue
 
 WORKLOADS, TENANTS = 10_000, 50
@@ -19,7 +19,7 @@ WORKLOADS, TENANTS = 10_000, 50
 def run(bench: Bench) -> Iterator[Figure]:
     """Both figures."""
     snapshot = queues.queue(WORKLOADS, TENANTS)
-    queue = Queue.of(snapshot)
+    queue = QueueColumns.of(snapshot)
     if scan_queue(queue, snapshot.now_s, snapshot.weights).result() != reference.scan(snapshot):
         raise Unfit("the columns and the reference differ")
     found = medians(

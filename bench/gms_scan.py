@@ -10,7 +10,7 @@ import numpy as np
 
 from bench import queues
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians, timed
-from gms.columns import Queue
+from gms.columns import QueueColumns
 from gms.scan import scan_queue
 
 WORKLOADS, TENANTS = 1_000_000, 500
@@ -19,7 +19,7 @@ WORKLOADS, TENANTS = 1_000_000, 500
 def run(bench: Bench) -> Iterator[Figure]:
     """One figure."""
     bench.say(f"drawing a queue of {WORKLOADS:,} workloads")
-    queue = Queue.of(queues.queue(WORKLOADS, TENANTS))
+    queue = QueueColumns.of(queues.queue(WORKLOADS, TENANTS))
     doubles = np.random.default_rng(2).random(WORKLOADS)
     scan = scan_queue(queue, queues.NOW_S, queues.WEIGHTS)
     within = float(((scan.rank > 0) & (scan.rank < 8)).sum() / len(scan.order))

@@ -25,7 +25,7 @@ from activities.scheduling.precompile import precompile
 from bench import queues, regions
 from bench.harness import Bench, Figure, Line, Suite, interleave, medians
 from domain.scheduling import MachineState
-from gms.columns import Change, Queue
+from gms.columns import QueueChange, QueueColumns
 from gms.scan import scan_queue
 from infra.memory import give_back_freed_memory
 from rms.region import Region
@@ -51,14 +51,14 @@ def _machines() -> Iterator[MachineState]:
             yield regions.machine(f"c{c:02}", i, False, 0, 64_000, 1 << 38)
 
 
-def _fill(queue: Queue, region: Region, workloads: int) -> None:
+def _fill(queue: QueueColumns, region: Region, workloads: int) -> None:
     rng = np.random.default_rng(1)
     gangs = queues.gangs(rng)
     sample = queues.draw(rng, 10 * TENANTS, TENANTS, gangs)
     queue.set_tenants(queues.tenants(rng, TENANTS, sample, sample))
     for first in range(0, workloads, CHUNK):
         drawn = queues.draw(rng, min(CHUNK, workloads - first), TENANTS, gangs)
-        queue.apply([Change(w.submitted_at_s, w.id, w) for w in queues.pending(drawn, first)], [])
+        queue.apply([QueueChange(w.submitted_at_s, w.id, w) for w in queues.pending(drawn, first)], [])
     for machine in _machines():
         region.put_machine(machine)
     region.refresh(queues.NOW_S)
@@ -69,7 +69,7 @@ def _bytes(arrays: Iterable[object]) -> int:
     return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
-def column_bytes(queue: Queue, region: Region) -> dict[str, int]:
+def column_bytes(queue: QueueColumns, region: Region) -> dict[str, int]:
     """Bytes of the columns of each."""
     of_queue = queue.pending.nbytes + queue.placed.nbytes + _bytes(queue.gangs.demand) + _bytes(queue.holdings.held)
     return {"queue": of_queue, "region": _bytes(region.machines) + _bytes(region.holders)}
@@ -82,8 +82,8 @@ def measure(workloads: int) -> Mapping[str, int]:
     """
     give_back_freed_memory()  # As a worker does.
     precompile()
-    queue, region = Queue(), Region("here")
-    _fill(Queue(), Region("small"), 1000)
+    queue, region = QueueColumns(), Region("here")
+    _fill(QueueColumns(), Region("small"), 1000)
     gc.collect()
     before = resident_bytes()
     _fill(queue, region, workloads)

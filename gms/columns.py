@@ -94,7 +94,7 @@ def _arrays(keys: list[tuple[float, bytes]]) -> tuple[npt.NDArray[np.float64], A
 
 
 @dataclass(frozen=True)
-class Change(Generic[W]):
+class QueueChange(Generic[W]):
     """One workload's news: what it is now, or None where it is no longer pending (placed), and its time as it was."""
 
     at_s: float
@@ -102,7 +102,7 @@ class Change(Generic[W]):
     now: W | None
 
 
-class Queue:
+class QueueColumns:
     """Tenants, pending and placed workloads. Changed by `apply`; scanned by `gms.scan.scan_queue`."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Queue:
         self.placed = Rows()
 
     @classmethod
-    def of(cls, snapshot: QueueSnapshot) -> "Queue":
+    def of(cls, snapshot: QueueSnapshot) -> "QueueColumns":
         """A queue that holds what a snapshot does.
 
         Raises:
@@ -124,8 +124,8 @@ class Queue:
         queue = cls()
         queue.set_tenants(snapshot.tenants)
         queue.apply(
-            [Change(w.submitted_at_s, w.id, w) for w in snapshot.pending],
-            [Change(w.awarded_at_s, w.id, w) for w in snapshot.placed],
+            [QueueChange(w.submitted_at_s, w.id, w) for w in snapshot.pending],
+            [QueueChange(w.awarded_at_s, w.id, w) for w in snapshot.placed],
         )
         return queue
 
@@ -148,7 +148,9 @@ class Queue:
     def _has(self, tenant: int) -> bool:
         return any((rows.columns["tenant"] == tenant).any() for rows in (self.pending, self.placed))
 
-    def apply(self, pending: Iterable[Change[QueuedWorkload]], placed: Iterable[Change[PlacedWorkload]]) -> None:
+    def apply(
+        self, pending: Iterable[QueueChange[QueuedWorkload]], placed: Iterable[QueueChange[PlacedWorkload]]
+    ) -> None:
         """Takes over news of workloads; of several about one the last counts.
 
         Raises:

@@ -11,7 +11,7 @@ from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult
 from gms import kernels
-from gms.columns import Queue
+from gms.columns import QueueColumns
 from gms.credit import average_share, fair_credit
 from gms.demand import HoldingColumns
 
@@ -22,7 +22,7 @@ UNLIMITED = -1
 class Scan:
     """One pass over a queue, as columns by row. Valid until the queue changes."""
 
-    queue: Queue
+    queue: QueueColumns
     order: npt.NDArray[np.int32]
     """Rows of pending workloads in queue order."""
     rank: npt.NDArray[np.int8]
@@ -107,10 +107,10 @@ def scan(snapshot: QueueSnapshot) -> ScanResult:
     Raises:
         ValueError: a workload, held or not, names a tenant that the snapshot lacks.
     """
-    return scan_queue(Queue.of(snapshot), snapshot.now_s, snapshot.weights).result()
+    return scan_queue(QueueColumns.of(snapshot), snapshot.now_s, snapshot.weights).result()
 
 
-def scan_queue(queue: Queue, now_s: float, weights: CreditWeights) -> Scan:
+def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Scan:
     """Ranks everything that is pending or placed.
 
     A tenant's quota goes to its most important level first; a workload's level is its tenant's, or the one that it

@@ -11,7 +11,7 @@ from rms.criteria import WIDTH, compare, rate
 from rms.holders import RANKS, Holders, id_before
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
 from rms.packing import Need, Spread, capacity, keep
-from rms.planning import NOWHERE, group_rows, place, roomy_tasks
+from rms.planning import NO_PLAN, group_rows, pack_group, roomy_tasks
 from rms.sorting import order_of
 
 _REMEMBERED = 32
@@ -175,7 +175,7 @@ def _place_after(
     """Numbers of machines and racks, and in `out` the plan, of a job on a group's rows with the victims gone."""
     for i in range(count):
         release(holders, victims[i], 1, machines.free, first, last)
-    used, spans = place(machines, need, machines.free, first, last, middle, out)
+    used, spans = pack_group(machines, need, machines.free, first, last, middle, out)
     for i in range(count):
         release(holders, victims[i], -1, machines.free, first, last)
     return used, spans
@@ -200,11 +200,11 @@ def plan_evicting(
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """The best plan over all places, each with its own choice of victims; `protected` holders are not asked.
 
-    Returns its class of places (`NOWHERE`: there is no plan), its cluster, its numbers of machines, racks and
+    Returns its class of places (`NO_PLAN`: there is no plan), its cluster, its numbers of machines, racks and
     victims. The plan is in `out.best_machine`, `out.best_tasks` and `choice.best`. Of equal plans the one in the
     cluster that comes first counts.
     """
-    best, where, used, spans, victims_of = NOWHERE, 0, 0, 0, 0
+    best, where, used, spans, victims_of = NO_PLAN, 0, 0, 0, 0
     rating, best_rating = choice.rating[0], choice.rating[1]
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
@@ -231,7 +231,7 @@ def plan_evicting(
             if needed == 0:
                 continue
             rate(holders, choice.victims, needed, preference, rating)
-            order = -1 if best == NOWHERE else compare(rating, best_rating, WIDTH)
+            order = -1 if best == NO_PLAN else compare(rating, best_rating, WIDTH)
             if order == 0:
                 # Only now does it matter how compact the plans are: most are never packed.
                 if used == 0:
@@ -245,7 +245,7 @@ def plan_evicting(
                     best_rating[column] = rating[column]
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
-    if best != NOWHERE:
+    if best != NO_PLAN:
         first, last, middle = group_rows(machines, where, choices.type[best])
         used, spans = _place_after(machines, holders, choice.best, victims_of, need, first, last, middle, out)
         keep(out, used)

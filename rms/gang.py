@@ -12,7 +12,7 @@ from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
 from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
-from rms.planning import NOWHERE, most_ever, plan_free, take
+from rms.planning import NO_PLAN, most_ever, plan_free, take
 from rms.plans import SEVERAL, GangPlan, JobPlan, Stuck, need_of
 from rms.region import Region
 from rms.spanning import merged
@@ -122,14 +122,14 @@ class Planner:
         """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
         choices = self.region.choices(job)
         best, cluster, count, racks = plan_free(self.region.machines, need_of(job), choices, self._out)
-        if best != NOWHERE:
+        if best != NO_PLAN:
             return self._plan(job, int(choices.preference[best]), cluster, count, racks)
         if not job.span_clusters:
             return None
         machines, _, rows = merged(self.region, choices.anywhere)
         one = spanning(self.region.type_numbers(job))
         best, _, count, racks = plan_free(machines, need_of(job), one, self._out)
-        return None if best == NOWHERE else self._plan(job, best, SEVERAL, count, racks, rows=rows)
+        return None if best == NO_PLAN else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
@@ -153,7 +153,7 @@ class Planner:
             region.machines, region.holders, protected, rank, need, choices, self._out, self._choice, memo
         )
         alone = None
-        if best != NOWHERE:
+        if best != NO_PLAN:
             alone = self._plan(job, int(choices.preference[best]), cluster, count, racks, victims)
         if not job.span_clusters:
             return alone
@@ -162,7 +162,7 @@ class Planner:
         best, _, count, racks, victims = plan_evicting(
             machines, holders, protected, rank, need, one, self._out, self._choice, Memo.of(len(one.type), 1)
         )
-        if best == NOWHERE:
+        if best == NO_PLAN:
             return alone
         several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
         if alone is None:

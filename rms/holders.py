@@ -13,7 +13,7 @@ import numpy.typing as npt
 from domain.compiled import compiled
 from domain.scheduling import RunningWorkload
 from rms.arrays import B1, F8, I1, I4, I8, U8
-from rms.lost_work import NOWHERE, lost_gpu_ms
+from rms.lost_work import NO_CLUSTER, lost_gpu_ms
 from rms.machines import Machines
 
 RANKS = 8
@@ -129,7 +129,7 @@ class HolderTable:
         self._saved_at_s: F8 = np.full(n, np.nan)
         self._free_from_s: F8 = np.full(n, np.inf)
         """From when on it may be evicted; infinity: not at all."""
-        self._home: I4 = np.full(n, NOWHERE, np.int32)
+        self._home: I4 = np.full(n, NO_CLUSTER, np.int32)
         """The cluster where it holds the most GPUs."""
         self.columns = Holders(
             rank=np.zeros(n, np.int8),
@@ -242,7 +242,7 @@ class HolderTable:
         size = len(self._home)
         self._saved_at_s, self._free_from_s = _doubled(self._saved_at_s), _doubled(self._free_from_s)
         self._home = _doubled(self._home)
-        self._saved_at_s[size:], self._free_from_s[size:], self._home[size:] = np.nan, np.inf, NOWHERE
+        self._saved_at_s[size:], self._free_from_s[size:], self._home[size:] = np.nan, np.inf, NO_CLUSTER
 
     def _note(self, number: int, workload: RunningWorkload) -> None:
         """Writes what has no part in any list."""
@@ -275,7 +275,7 @@ class HolderTable:
         columns.rank[number], columns.started_at_s[number] = workload.rank, workload.started_at_s
         columns.gpus[number] = workload.gpus
         # Its largest part, of equal ones in the first cluster by name: clusters are numbered by name.
-        self._home[number] = min(parts, default=(0, NOWHERE))[1]
+        self._home[number] = min(parts, default=(0, NO_CLUSTER))[1]
         clusters = self._clusters[number] = np.array(sorted({cluster for _, cluster in parts}), np.int32)
         if any(columns.scanned[cluster] == columns.scan.shape[1] for _, cluster in parts):
             self.columns = columns = columns._replace(scan=np.ascontiguousarray(_doubled(columns.scan.T).T))

@@ -7,7 +7,7 @@ import numpy as np
 
 from rms.arrays import F8, I4, I8
 
-NOWHERE = -1
+NO_CLUSTER = -1
 """The home of a workload that holds nothing on a machine that is there."""
 
 
@@ -25,7 +25,7 @@ def lost_gpu_ms(saved_at_s: F8, gpus: I8, now_s: float, home: I4, scan: I4, scan
     if not silent.all():
         usual_s = np.median(reported_s[~silent])
         for cluster in np.unique(home[silent]):
-            there = reported_s[scan[cluster, : scanned[cluster]]] if cluster != NOWHERE else reported_s[:0]
+            there = reported_s[scan[cluster, : scanned[cluster]]] if cluster != NO_CLUSTER else reported_s[:0]
             there = there[~np.isnan(there)]
             age_s[silent & (home == cluster)] = np.median(there) if there.size else usual_s
     age_s[np.isnan(age_s)] = 0.0

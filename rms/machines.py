@@ -83,7 +83,7 @@ class Layout:
     """Which machine has which row, and the names of what is numbered. Made anew when a machine comes to a new place."""
 
     def __init__(self, machines: Iterable[MachineState]) -> None:
-        listed = sorted(machines, key=lambda m: (*place(m), m.id))
+        listed = sorted(machines, key=lambda m: (*sort_key(m), m.id))
         self.ids = [m.id for m in listed]
         self.row_of = {id_: row for row, id_ in enumerate(self.ids)}
         self.clusters = sorted({m.cluster for m in listed})
@@ -164,7 +164,7 @@ class Layout:
         )
 
 
-def place(machine: MachineState) -> tuple[str, bool, str, str]:
+def sort_key(machine: MachineState) -> tuple[str, bool, str, str]:
     """Where a machine's row belongs: by cluster, those without GPUs first, by type, by rack."""
     return machine.cluster, machine.gpu_type is not None, machine.gpu_type or "", machine.rack
 

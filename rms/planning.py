@@ -8,7 +8,7 @@ from rms.choices import Choices
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
 from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
 
-NOWHERE = -1
+NO_PLAN = -1
 
 
 @compiled
@@ -103,7 +103,9 @@ def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
 
 
 @compiled
-def place(machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread) -> tuple[int, int]:
+def pack_group(
+    machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread
+) -> tuple[int, int]:
     """The job packed into the first tier of a group that holds all of its tasks: numbers of machines and racks.
 
     The group is the rows `first:last`, its first tier those before `middle`, if there are any. The plan is in
@@ -124,10 +126,10 @@ def place(machines: Machines, need: Need, free: I8, first: int, last: int, middl
 def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
     """The best plan without evictions: the most preferred class of places, then fewer racks, fewer machines, cluster.
 
-    Returns the class (`NOWHERE`: there is no plan), its cluster, and its numbers of machines and racks. The plan is in
+    Returns the class (`NO_PLAN`: there is no plan), its cluster, and its numbers of machines and racks. The plan is in
     `out.best_machine` and `out.best_tasks`.
     """
-    best, where, fewest, racks = NOWHERE, 0, 0, 0
+    best, where, fewest, racks = NO_PLAN, 0, 0, 0
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
             if not choices.allowed[preference, cluster]:
@@ -139,13 +141,13 @@ def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> 
             if not found:
                 continue
             count, spans = measure(
-                need.tasks, found, machines.rack, out, len(machines.rack) if best == NOWHERE else racks
+                need.tasks, found, machines.rack, out, len(machines.rack) if best == NO_PLAN else racks
             )
-            if count and (best == NOWHERE or (spans, count) < (racks, fewest)):
+            if count and (best == NO_PLAN or (spans, count) < (racks, fewest)):
                 best, where, fewest, racks = preference, cluster, count, spans
-        if best != NOWHERE:
+        if best != NO_PLAN:
             break
-    if best != NOWHERE:
+    if best != NO_PLAN:
         first, last, middle = group_rows(machines, where, choices.type[best])
         found = _found(machines, need, first, last, middle, out)
         pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)

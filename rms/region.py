@@ -11,7 +11,7 @@ from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningW
 from rms.arrays import B1, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
-from rms.machines import MISSING, NO_TYPE, Layout, Machines, place
+from rms.machines import MISSING, NO_TYPE, Layout, Machines, sort_key
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Region:
     def put_machine(self, machine: MachineState) -> None:
         """A machine as it is now, new or known."""
         row = self._layout.row_of.get(machine.id)
-        if row is None or machine.id in self._arrived or place(self._layout.machine(row)) != place(machine):
+        if row is None or machine.id in self._arrived or sort_key(self._layout.machine(row)) != sort_key(machine):
             self._arrived[machine.id] = machine
             return
         if self._layout.write(row, machine):

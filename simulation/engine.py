@@ -18,7 +18,7 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
-from gms.columns import Change, Queue
+from gms.columns import QueueChange, QueueColumns
 from gms.scan import scan_queue
 from rms.award import leave
 from rms.region import Region
@@ -63,7 +63,9 @@ class Engine(Protocol):
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Tenants as they are now."""
 
-    def change(self, pending: Sequence[Change[QueuedWorkload]], placed: Sequence[Change[PlacedWorkload]]) -> None:
+    def change(
+        self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
+    ) -> None:
         """News of the queue."""
 
     def scan(self, now_s: float) -> Standing:
@@ -96,13 +98,15 @@ class Ranks:
 
     def __init__(self, weights: CreditWeights) -> None:
         self._weights = weights
-        self._queue = Queue()
+        self._queue = QueueColumns()
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Tenants as they are now."""
         self._queue.set_tenants(tenants)
 
-    def change(self, pending: Sequence[Change[QueuedWorkload]], placed: Sequence[Change[PlacedWorkload]]) -> None:
+    def change(
+        self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
+    ) -> None:
         """News of the queue."""
         self._queue.apply(pending, placed)
 

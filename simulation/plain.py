@@ -19,7 +19,7 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
-from gms.columns import Change, W
+from gms.columns import QueueChange, W
 from simulation.engine import Counts, Standing
 from simulation.ledger import Ledger
 
@@ -44,7 +44,9 @@ class Plain:
         """Tenants as they are now."""
         self._tenants = tuple(tenants)
 
-    def change(self, pending: Sequence[Change[QueuedWorkload]], placed: Sequence[Change[PlacedWorkload]]) -> None:
+    def change(
+        self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
+    ) -> None:
         """News of the queue."""
         for change in pending:
             _put(self._pending, change)
@@ -130,7 +132,7 @@ class Plain:
         return self._counts
 
 
-def _put(into: dict[str, W], change: Change[W]) -> None:
+def _put(into: dict[str, W], change: QueueChange[W]) -> None:
     if change.now is None:
         into.pop(change.id, None)
     else:

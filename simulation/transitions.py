@@ -13,7 +13,7 @@ from domain.scheduling import (
     QueuedWorkload,
     RunningWorkload,
 )
-from gms.columns import Change
+from gms.columns import QueueChange
 from lifecycle.attempts import FIRST, Event, Step
 from simulation.engine import Engine
 from simulation.initial_state import InitialHolder, InitialState
@@ -61,9 +61,9 @@ class Transitions:
         """By workload, the workloads that evicted it since the last submission or end (`auction.immunity`)."""
         self.queue: set[int] = set()
         self.finished = 0
-        self.pending: list[Change[QueuedWorkload]] = []
+        self.pending: list[QueueChange[QueuedWorkload]] = []
         """News for the queue since the last pass; as is `placed`."""
-        self.placed: list[Change[PlacedWorkload]] = []
+        self.placed: list[QueueChange[PlacedWorkload]] = []
         self._types = {t: k for k, t in enumerate(meter.types)}
         machines_of_all = [m for place in machines.values() for m in place]
         for machine in machines_of_all:

@@ -6,7 +6,7 @@ from math import inf
 
 from domain.phases import Phase
 from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload
-from gms.columns import Change
+from gms.columns import QueueChange
 from lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Event, Step
 from simulation.engine import id_of
 from simulation.workloads import Workload
@@ -98,18 +98,18 @@ class WorkloadState:
         """Work that is left at the start of an attempt."""
         return max(0.0, self.workload.duration_s - self.done_s)
 
-    def queued(self, now: bool) -> Change[QueuedWorkload]:
+    def queued(self, now: bool) -> QueueChange[QueuedWorkload]:
         """News for the queue: it waits, or no more."""
         w = self.workload
         value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level) if now else None
-        return Change(w.submit_s, self.id, value)
+        return QueueChange(w.submit_s, self.id, value)
 
-    def placed(self, now: bool) -> Change[PlacedWorkload]:
+    def placed(self, now: bool) -> QueueChange[PlacedWorkload]:
         """News for the queue: it counts as placed, or no more."""
         w = self.workload
         cpus = sum(job.cpus_milli for job in w.jobs)
         value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, self.gpus, cpus, w.level) if now else None
-        return Change(self.awarded_at_s, self.id, value)
+        return QueueChange(self.awarded_at_s, self.id, value)
 
 
 def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason
-from gms.columns import Queue, Rows
+from gms.columns import QueueColumns, Rows
 from gms.scan import Scan
 from infra.db import published
 from infra.db.logs import ScanBatch
@@ -85,8 +85,8 @@ class ScannedQueue:
         )
 
 
-def _kept(queue: Queue) -> Queue:
-    kept = Queue()
+def _kept(queue: QueueColumns) -> QueueColumns:
+    kept = QueueColumns()
     kept.tenants, kept.gangs, kept.pending, kept.placed = queue.tenants, queue.gangs, Rows(), Rows()
     for own, rows in ((kept.pending, queue.pending), (kept.placed, queue.placed)):
         own.at_s, own.id = rows.at_s.copy(), rows.id.copy()

@@ -30,7 +30,7 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
-from gms.columns import Change, Queue
+from gms.columns import QueueChange, QueueColumns
 from gms.scan import Scan, scan_queue
 from infra.config import SchedulerSettings
 from infra.db import changes
@@ -59,7 +59,7 @@ class QueueState:
     """GMS's columns: tenants and what they used, pending and placed workloads."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.queue = Queue()
+        self.queue = QueueColumns()
         self._settings = settings
         self._tenants: dict[str, TenantState] = {}
         self._usage = Usage(round(settings.fair_window_s * US))
@@ -89,31 +89,31 @@ class QueueState:
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
         """Workloads as they are now, queued or not; those in `moved` may have been at another time, or be gone."""
-        news: list[Change[QueuedWorkload]] = []
+        news: list[QueueChange[QueuedWorkload]] = []
         for id_ in moved:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
-                news.append(Change(float(self.queue.pending.at_s[row]), id_, None))
+                news.append(QueueChange(float(self.queue.pending.at_s[row]), id_, None))
         for w in rows:
             at_s = seconds(w.submitted_us)
             now = None
             if w.ask is not None:
                 now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)
-            news.append(Change(at_s, w.id, now))
+            news.append(QueueChange(at_s, w.id, now))
         self.queue.apply(news, ())
 
     def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
         """Live attempts that are not as they were, and as they are. Their use so far goes and comes with them."""
-        news: list[Change[PlacedWorkload]] = []
+        news: list[QueueChange[PlacedWorkload]] = []
         for a in gone:
             self._usage.ended(a.tenant, a.awarded_us, _held_by(a))
             self.ranks.pop(a.workload.encode(), None)
-            news.append(Change(seconds(a.awarded_us), a.workload, None))
+            news.append(QueueChange(seconds(a.awarded_us), a.workload, None))
         for a in new:
             self._usage.began(a.tenant, a.awarded_us, _held_by(a))
             self.ranks[a.workload.encode()] = a.rank
             awarded_s = seconds(a.awarded_us)
             placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
-            news.append(Change(awarded_s, a.workload, placed))
+            news.append(QueueChange(awarded_s, a.workload, placed))
         self.queue.apply((), news)
 
     def add_use(self, tenant: str, awarded_us: int, released_us: int, holds: Amount) -> None:

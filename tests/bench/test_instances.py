@@ -7,7 +7,7 @@ import pytest
 from bench import queues, regions
 from bench.award import at_once
 from bench.memory import column_bytes
-from gms.columns import Queue
+from gms.columns import QueueColumns
 from rms.region import Region
 
 
@@ -59,7 +59,7 @@ def test_workloads_are_of_three_sizes() -> None:
 
 def test_bytes_of_columns() -> None:
     """Columns are the arrays of the queue and of the region: at least 30 bytes a workload and 70 a machine."""
-    queue, region = Queue.of(queues.queue(5000, 10)), Region.of(regions.free_region())
+    queue, region = QueueColumns.of(queues.queue(5000, 10)), Region.of(regions.free_region())
     found = column_bytes(queue, region)
     assert found["queue"] >= queue.pending.nbytes >= 30 * 5000
     assert found["region"] >= 70 * regions.MACHINES

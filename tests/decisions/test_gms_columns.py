@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from domain.scheduling import PlacedWorkload, QueuedWorkload, QueueSnapshot
 from gms import reference
-from gms.columns import Change, Queue
+from gms.columns import QueueChange, QueueColumns
 from gms.kernels import order_queue
 from gms.scan import scan_queue
 from tests.depth import examples
@@ -23,7 +23,7 @@ from .queues import queued, snapshots, tenant
 class _Life:
     """Workloads that come, change and go, beside the queue that is told of it."""
 
-    queue: Queue = field(default_factory=Queue)
+    queue: QueueColumns = field(default_factory=QueueColumns)
     pending: dict[str, QueuedWorkload] = field(default_factory=dict)
     placed: dict[str, PlacedWorkload] = field(default_factory=dict)
 
@@ -31,8 +31,8 @@ class _Life:
         """Some of a snapshot's workloads come or take the place of those of their id; some that are there go."""
         gone = [w for w in self.pending.values() if rng.random() < 0.3]
         ended = [w for w in self.placed.values() if rng.random() < 0.3]
-        pending = [Change[QueuedWorkload](w.submitted_at_s, w.id, None) for w in gone]
-        placed = [Change[PlacedWorkload](w.awarded_at_s, w.id, None) for w in ended]
+        pending = [QueueChange[QueuedWorkload](w.submitted_at_s, w.id, None) for w in gone]
+        placed = [QueueChange[PlacedWorkload](w.awarded_at_s, w.id, None) for w in ended]
         for old in gone:
             del self.pending[old.id]
         for was in ended:
@@ -40,11 +40,11 @@ class _Life:
         for new in drawn.pending:
             # A workload's time of submission is its own for life, so a change finds it where it was.
             now = replace(new, submitted_at_s=self.pending.get(new.id, new).submitted_at_s)
-            pending.append(Change(now.submitted_at_s, now.id, now))
+            pending.append(QueueChange(now.submitted_at_s, now.id, now))
             self.pending[now.id] = now
         for holder in drawn.placed:
             held = replace(holder, awarded_at_s=self.placed.get(holder.id, holder).awarded_at_s)
-            placed.append(Change(held.awarded_at_s, held.id, held))
+            placed.append(QueueChange(held.awarded_at_s, held.id, held))
             self.placed[held.id] = held
         self.queue.apply(pending, placed)
 
@@ -79,10 +79,10 @@ def test_the_order_is_that_of_a_sort(rows: list[tuple[int, float]]) -> None:
 
 def test_a_tenant_with_workloads_cannot_be_forgotten() -> None:
     """Tenants may be renewed, and left out while nothing is theirs; one whose workloads are there is missed."""
-    queue = Queue()
+    queue = QueueColumns()
     queue.set_tenants([tenant("a"), tenant("b")])
     workload = queued("w", of="b")
-    queue.apply([Change(workload.submitted_at_s, workload.id, workload)], [])
+    queue.apply([QueueChange(workload.submitted_at_s, workload.id, workload)], [])
     queue.set_tenants([tenant("b", level=1)])
     with pytest.raises(ValueError, match="tenants b still have workloads"):
         queue.set_tenants([tenant("a")])
