@@ -1,0 +1,42 @@
+"""Configuration: a model for each section, and the settings of an installation, which have all of them."""
+
+from infra.config.data import (
+    CopySettings,
+    CorrelatedSettings,
+    NightlySettings,
+    ReplicaSettings,
+    TetrisSettings,
+    WeightSettings,
+)
+from infra.config.scheduling import (
+    BucketSettings,
+    CapacitySettings,
+    LifecycleSettings,
+    ReconcileSettings,
+    SchedulerSettings,
+    TaskSettings,
+)
+from infra.config.services import ApiSettings, LimitSettings, LivenessSettings, LogSettings, TemporalSettings
+from infra.config.settings import Settings, load_settings
+
+__all__ = [
+    "ApiSettings",
+    "BucketSettings",
+    "CapacitySettings",
+    "CopySettings",
+    "CorrelatedSettings",
+    "LifecycleSettings",
+    "LimitSettings",
+    "LivenessSettings",
+    "LogSettings",
+    "NightlySettings",
+    "ReconcileSettings",
+    "ReplicaSettings",
+    "SchedulerSettings",
+    "Settings",
+    "TaskSettings",
+    "TemporalSettings",
+    "TetrisSettings",
+    "WeightSettings",
+    "load_settings",
+]

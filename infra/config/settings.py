@@ -1,0 +1,96 @@
+"""Configuration: one model with defaults, read from a YAML file, the environment and flags, in that order.
+
+`MIZZEN_DATABASE`, `MIZZEN_DATA_DIR`, `MIZZEN_TEMPORAL`, `MIZZEN_TEMPORAL_NAMESPACE` and `MIZZEN_TEMPORAL_API_KEY` are
+read from the environment; everything can be in the file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from infra.config.data import CopySettings, TetrisSettings
+from infra.config.scheduling import (
+    BucketSettings,
+    CapacitySettings,
+    LifecycleSettings,
+    ReconcileSettings,
+    SchedulerSettings,
+    TaskSettings,
+)
+from infra.config.section import Section
+from infra.config.services import ApiSettings, LimitSettings, LivenessSettings, LogSettings, TemporalSettings
+from infra.errors import ConfigurationError
+from infra.files import problems, read_mapping
+
+
+class Settings(Section):
+    """All settings of an installation."""
+
+    data_dir: Path = Path("mizzen-data")
+    database: str | None = None
+    """URL of an existing Postgres; None: the embedded one."""
+    database_port: int = 5433
+    temporal: TemporalSettings = TemporalSettings()
+    api: ApiSettings = ApiSettings()
+    limits: LimitSettings = LimitSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    buckets: BucketSettings = BucketSettings()
+    lifecycle: LifecycleSettings = LifecycleSettings()
+    reconcile: ReconcileSettings = ReconcileSettings()
+    copies: CopySettings = CopySettings()
+    capacity: CapacitySettings = CapacitySettings()
+    providers: dict[str, dict[str, Any]] = {}
+    """Where machines may be had, by a name of the installation's choice: `kind`, and what that kind of provider needs
+    (docs/providers.md)."""
+    tasks: TaskSettings = TaskSettings()
+    tetris: TetrisSettings = TetrisSettings()
+    liveness: LivenessSettings = LivenessSettings()
+    logs: LogSettings = LogSettings()
+    fleet: Path | None = None
+    """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
+    master_key: Path | None = None
+    """File with the key that encrypts secrets; None: made in the data folder."""
+
+    @property
+    def master_key_path(self) -> Path:
+        """Where the installation's master key is."""
+        return self.master_key or self.data_dir / "master.key"
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            found = out.get(key)
+            out[key] = _merge(found if isinstance(found, dict) else {}, value)
+        elif value is not None:
+            out[key] = value
+    return out
+
+
+def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from `file`, then the environment, then `overrides` (nested mappings; None means not given).
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a value is not of its kind; every problem is named.
+    """
+    body: dict[str, Any] = {}
+    if file is not None:
+        body = read_mapping(file, "configuration file")
+    environment = {
+        "database": os.environ.get("MIZZEN_DATABASE"),
+        "data_dir": os.environ.get("MIZZEN_DATA_DIR"),
+        "temporal": {
+            "address": os.environ.get("MIZZEN_TEMPORAL"),
+            "namespace": os.environ.get("MIZZEN_TEMPORAL_NAMESPACE"),
+            "api_key": os.environ.get("MIZZEN_TEMPORAL_API_KEY"),
+        },
+    }
+    body = _merge(_merge(body, environment), overrides or {})
+    try:
+        return Settings.model_validate(body)
+    except ValidationError as error:
+        raise ConfigurationError(f"configuration:\n{problems(Settings, error)}") from None
