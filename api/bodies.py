@@ -119,7 +119,7 @@ def unstorable(text: str) -> str | None:
 
 
 class Body(BaseModel):
-    """Base of JSON bodies: unknown fields are refused, and texts that cannot be stored."""
+    """Base of JSON bodies: unknown fields are refused, and strings that cannot be stored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -134,7 +134,7 @@ class Body(BaseModel):
             elif isinstance(value, list):
                 left += value
             elif isinstance(value, str) and (problem := unstorable(value)) is not None:
-                raise ValueError(f"a text in it {problem}")
+                raise ValueError(f"a string in it {problem}")
         return data
 
 

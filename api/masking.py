@@ -37,7 +37,7 @@ def mask(session: Session, caller: Caller, view: V) -> V:
 
 
 def _texts(value: Any, *, is_answer: bool = True) -> Iterator[str]:
-    """All texts in the parts of an answer that are searched. Within a detail every field is."""
+    """All strings in the parts of an answer that are searched. Within a detail every field is."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -148,16 +148,16 @@ class Installation(Collector):
 
     @staticmethod
     def _checkpoints(session: Session) -> Iterator[Metric]:
-        """Checkpoints of what runs, by region: no labels for workloads, of which there are many."""
+        """Checkpoints of running workloads, by region: there are too many workloads for a label each."""
         families = [
             GaugeMetricFamily(f"mizzen_{name}", text_, labels=["region"])
             for name, text_ in (
-                ("checkpoint_oldest_seconds", "Age of the oldest newest checkpoint of what runs, or its time running"),
-                ("checkpoint_bytes", "Size of the newest checkpoints of what runs"),
-                ("checkpoint_interval_seconds", "W: work between two saves, mean over what runs"),
-                ("checkpoint_cost_seconds", "C: what a save costs the training, mean over what runs"),
-                ("gang_mtbf_seconds", "mu: mean time between interruptions of a gang, mean over what runs"),
-                ("work_at_risk_seconds", "Work that would be lost if all that runs were interrupted now"),
+                ("checkpoint_oldest_seconds", "Longest time since a running workload last saved, or started"),
+                ("checkpoint_bytes", "Total size of the newest checkpoints of running workloads"),
+                ("checkpoint_interval_seconds", "W: work between two saves, mean over running workloads"),
+                ("checkpoint_cost_seconds", "C: time that a save costs the training, mean over running workloads"),
+                ("gang_mtbf_seconds", "mu: mean time between interruptions of a gang, mean over running workloads"),
+                ("work_at_risk_seconds", "Work that would be lost if all running workloads were interrupted now"),
             )
         ]
         live: dict[str, list[Attempt]] = defaultdict(list)

@@ -31,7 +31,7 @@ def demand_of(text: str) -> WorkloadDemand:
     """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order, without the
     kinds of capacity, which the whole workload has.
 
-    Queues repeat themselves, so most texts are known already.
+    Queues repeat themselves, so most strings are known already.
 
     Raises:
         ValueError: it is not what Postgres writes.

@@ -13,7 +13,7 @@ _WHOLE_SECONDS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a text such as `90s`, `10m`, `1h30m` or `2d`.
+    """Seconds of a string such as `90s`, `10m`, `1h30m` or `2d`.
 
     Raises:
         ValueError: it is none.
@@ -24,7 +24,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes of a text such as `512MiB`, `1.5Gi` (powers of 1024), `16GB` (of 1000) or `4096`.
+    """Bytes of a string such as `512MiB`, `1.5Gi` (powers of 1024), `16GB` (of 1000) or `4096`.
 
     Raises:
         ValueError: it is none.

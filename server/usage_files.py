@@ -112,7 +112,7 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     text = value.strip() if isinstance(value, str) else value
     if not isinstance(text, str) or not 0 < len(text) <= _LONGEST or not text.isprintable():
-        raise _Wrong(column, value, f"must be a text of 1 to {_LONGEST} characters on one line")
+        raise _Wrong(column, value, f"must be a string of 1 to {_LONGEST} characters on one line")
     return text
 
 

@@ -92,10 +92,10 @@ class SimulatedFleet(Fleet):
         for table, regions in self.tables.items():
             strange = sorted(set(regions) - names)
             if strange or not regions:
-                raise ValueError(f"table {table}: regions {list(regions)}; must be of {', '.join(sorted(names))}")
+                raise ValueError(f"table {table}: regions {list(regions)}; must be one of {', '.join(sorted(names))}")
         for number, pool in enumerate(self.sources.pools.values()):
             if pool.region not in names:
-                raise ValueError(f"pools[{number}].region: {pool.region!r}: must be of {', '.join(sorted(names))}")
+                raise ValueError(f"pools[{number}].region: {pool.region!r}: must be one of {', '.join(sorted(names))}")
             if not any(map(pool.takes, offers)):
                 raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that it may take")
         if len(self.sources.pools) < len(self.pools):

@@ -59,9 +59,13 @@ def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str
                 f"--set {assignment}: must be quota.TENANT.TYPE=SLOTS, such as quota.vision.a100=256"
             )
         if match["tenant"] not in tenants:
-            raise ConfigurationError(f"--set {assignment}: tenant {match['tenant']!r}: must be of {', '.join(tenants)}")
+            raise ConfigurationError(
+                f"--set {assignment}: tenant {match['tenant']!r}: must be one of {', '.join(tenants)}"
+            )
         if match["type"] not in types:
-            raise ConfigurationError(f"--set {assignment}: GPU type {match['type']!r}: must be of {', '.join(types)}")
+            raise ConfigurationError(
+                f"--set {assignment}: GPU type {match['type']!r}: must be one of {', '.join(types)}"
+            )
         tenant = tenants[match["tenant"]]
         quota = {**tenant.quota_gpus, match["type"]: int(match["slots"])}
         tenants[tenant.name] = tenant.model_copy(update={"quota_gpus": quota})
@@ -69,7 +73,7 @@ def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str
     gone = set(drained)
     for region in sorted(gone):
         if region not in regions:
-            raise ConfigurationError(f"--drain {region}: must be of {', '.join(regions)}")
+            raise ConfigurationError(f"--drain {region}: must be one of {', '.join(regions)}")
     if gone == set(regions):
         raise ConfigurationError(f"--drain {', '.join(sorted(gone))}: no region would be left")
     workloads = tuple(

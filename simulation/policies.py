@@ -54,7 +54,7 @@ def policies(names: Iterable[str]) -> list[Policy]:
     out: dict[str, Policy] = {}
     for name in names:
         if name != "all" and name not in POLICIES:
-            raise ConfigurationError(f"--policy {name}: must be of {', '.join(POLICIES)}, all")
+            raise ConfigurationError(f"--policy {name}: must be one of {', '.join(POLICIES)}, all")
         out.update(_ALL if name == "all" else {name: POLICIES[name]})
     return list(out.values())
 

@@ -58,7 +58,7 @@ def check_policy(scenario: Scenario, policy: Policy) -> None:
     """
     able = [p.name for p in POLICIES.values() if not p.binds_early and p.rival is None]
     if scenario.sources.pools and policy.name not in able:
-        raise ConfigurationError(f"--policy {policy.name}: must be of {', '.join(able)} where there are pools")
+        raise ConfigurationError(f"--policy {policy.name}: must be one of {', '.join(able)} where there are pools")
 
 
 def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:

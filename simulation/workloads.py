@@ -254,7 +254,7 @@ def tenants_of(fleet: SimulatedFleet, rows: Iterable[TraceRow]) -> tuple[dict[st
         if row.tenant in out:
             continue
         if rule is None:
-            right = f"must be of {', '.join(sorted(out))}, or the fleet file has `quotas`"
+            right = f"must be one of {', '.join(sorted(out))}, or the fleet file has `quotas`"
             bad.append(BadRow(row.line, "tenant", row.tenant, right))
             continue
         hours = row.gpus * row.duration_s / 3600

@@ -353,7 +353,7 @@ def _twice(body: Any, where: str = "") -> Iterator[str]:
 _WORDS = {
     "missing": "missing: it must be there",
     "extra_forbidden": "unknown: there is no such field",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "string_too_short": "must not be empty",
     "float_type": "must be a number",
     "int_type": "must be a whole number",

@@ -194,7 +194,7 @@ def _read(folder: Path, name: str) -> pa.Table:
 
 
 def _alike(given: Any, wanted: Any) -> bool:
-    """Whether a type may stand for another: numbers are not read out of texts. Lists and maps are left to the cast."""
+    """Whether a type may stand for another: numbers are not read from strings; lists and maps are left to the cast."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if pa.types.is_floating(wanted):

@@ -35,7 +35,7 @@ def kind_of(value: Value) -> str:
     """What a value is, in words."""
     if isinstance(value, bool):
         return "a truth value"
-    names = {type(None): "empty", int: "a number", float: "a number", str: "a text", list: "a list"}
+    names = {type(None): "empty", int: "a number", float: "a number", str: "a string", list: "a list"}
     return names.get(type(value), "a mapping")
 
 
@@ -102,7 +102,7 @@ class At:
 
     # ----------------------------------------------------------------------------------------------------- scalars
 
-    def text(self, wanted: str = "a text", most: int = 1000) -> str | None:
+    def text(self, wanted: str = "a string", most: int = 1000) -> str | None:
         """A text of at most `most` bytes."""
         if not isinstance(self.value, str):
             hint = ""

@@ -60,7 +60,7 @@ def _read_job(at: At) -> JobDraft:
         if "name" not in members:
             at.missing("name", "give each job a name")
         if "run" not in members:
-            at.missing("run", "give the command as a list, or a shell script as a text")
+            at.missing("run", "give the command as a list, or a shell script as a string")
     role = members["role"].name() if "role" in members else name
     tasks = members["tasks"].integer(1, MAX_TASKS) if "tasks" in members else 1
     span_clusters = members["span_clusters"].truth() if "span_clusters" in members else False
@@ -94,9 +94,9 @@ def _read_run(at: At) -> tuple[tuple[str, ...], str | None]:
             at.wrong("must not be empty")
         return (), script
     if not isinstance(at.value, list):
-        at.wrong("must be a command as a list of texts, or a shell script as one text")
+        at.wrong("must be a command as a list of strings, or a shell script as one string")
         return (), None
-    words = [(place, place.word("a text", MAX_COMMAND_BYTES)) for place in at.items("texts", MAX_ARGUMENTS)]
+    words = [(place, place.word("a string", MAX_COMMAND_BYTES)) for place in at.items("strings", MAX_ARGUMENTS)]
     if not at.value:
         at.wrong("must not be empty")
     elif words and words[0][1] is not None and not words[0][1].strip():
@@ -131,8 +131,8 @@ def _read_resources(at: At) -> tuple[ResourceSpec | None, list[tuple[At, str]]]:
 
 def _read_env(at: At) -> dict[str, str]:
     env = {}
-    for name, place in at.entries("a mapping of variables to texts", MAX_VARIABLES).items():
-        value = place.word("a text", _MAX_VALUE_BYTES)
+    for name, place in at.entries("a mapping of variables to strings", MAX_VARIABLES).items():
+        value = place.word("a string", _MAX_VALUE_BYTES)
         if variable(place, name) and value is not None:
             env[name] = value
     size = sum(len(name) + len(value.encode()) + 2 for name, value in env.items())

@@ -1,8 +1,8 @@
 """YAML and JSON to plain values, within bounds.
 
-YAML is read by its core meaning: of plain scalars only null, truth values and decimal numbers are not texts, so a time
-of day or `010` stays a text. `no`, `on` and their like are still truth values, as YAML 1.1 and most tools have it, and
-the readers say so where a text is wanted. Keys are always texts. There are no anchors, tags or merge keys.
+YAML is read by its core meaning: of plain scalars only null, truth values and decimal numbers are not strings, so a
+time of day or `010` stays a string. `no`, `on` and the like are truth values, as in YAML 1.1 and most tools, and the
+readers say so where a string is wanted. Keys are always strings. There are no anchors, tags or merge keys.
 """
 
 import json

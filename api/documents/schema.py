@@ -101,7 +101,7 @@ DOCUMENT: Schema = _object(
         "version": {"const": workload.VERSION, "default": workload.VERSION},
         "name": _NAME,
         "tenant": _NAME | {"description": "May be left out where the API key has a tenant"},
-        "labels": _map({"type": "string"}, workload.MAX_LABELS, description="For filters; values are texts"),
+        "labels": _map({"type": "string"}, workload.MAX_LABELS, description="For filters; values are strings"),
         "priority": {
             "type": "integer",
             "minimum": HIGHEST_LEVEL,

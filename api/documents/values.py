@@ -22,7 +22,7 @@ _MAX_PATH_PART = 255
 
 
 def duration_s(at: At, low_s: float, high_s: float) -> float | None:
-    """Seconds: a number, or a text such as `90s`, `10m`, `1h30m` or `2d`."""
+    """Seconds: a number, or a string such as `90s`, `10m`, `1h30m` or `2d`."""
     if isinstance(at.value, str):
         try:
             seconds = parse_duration_s(at.value)
@@ -41,7 +41,7 @@ def duration_s(at: At, low_s: float, high_s: float) -> float | None:
 
 
 def size_bytes(at: At) -> int | None:
-    """Bytes of memory: an integer, or a text such as `512MiB`, `1.5Gi` (powers of 1024) or `16GB` (of 1000)."""
+    """Bytes of memory: an integer, or a string such as `512MiB`, `1.5Gi` (powers of 1024) or `16GB` (of 1000)."""
     found: int | None = None
     if isinstance(at.value, int) and not isinstance(at.value, bool):
         found = at.value

@@ -106,8 +106,8 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
 
 def _read_labels(at: At) -> dict[str, str]:
     labels = {}
-    for key, place in at.entries("a mapping of texts to texts", MAX_LABELS).items():
-        value = place.text("a text", MAX_LABEL_BYTES)
+    for key, place in at.entries("a mapping of strings to strings", MAX_LABELS).items():
+        value = place.text("a string", MAX_LABEL_BYTES)
         if not _LABEL.fullmatch(key):
             place.wrong(
                 "a label's key must have 1 to 63 letters, digits or . _ / - and begin and end with a letter or digit"
@@ -119,8 +119,8 @@ def _read_labels(at: At) -> dict[str, str]:
 
 def _read_files(at: At) -> dict[str, str]:
     files = {}
-    for path, place in at.entries("a mapping of relative paths to texts", MAX_FILES).items():
-        text = place.text("a text", MAX_FILES_BYTES)
+    for path, place in at.entries("a mapping of relative paths to strings", MAX_FILES).items():
+        text = place.text("a string", MAX_FILES_BYTES)
         if relative_path(place, path) and text is not None:
             files[path] = text
     folders = {path[:end] for path in files for end in range(len(path)) if path[end] == "/"}

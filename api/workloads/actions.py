@@ -127,7 +127,7 @@ def change(id: str, body: Change, state: StateOf, caller: Submitter) -> Workload
 
 def _require_live(row: Workload) -> None:
     if Phase(row.phase) in TERMINAL_PHASES:
-        raise Problem(Kind.WRONG_PHASE, f"workload {row.id} has ended: it is {row.phase}")
+        raise Problem(Kind.WRONG_PHASE, f"workload {row.id} has already ended with phase {row.phase}")
 
 
 def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:

@@ -32,8 +32,8 @@ def render(facts: Facts, checks: Sequence[Check]) -> str:
     attempts = sorted(facts.attempts, key=lambda a: (a.start_s, a.name))
     return "\n".join(
         (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>mizzen: the main job</title>',
-            f"<style>{_STYLE}</style><h1>mizzen: the main job</h1>",
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>mizzen demo</title>',
+            f"<style>{_STYLE}</style><h1>mizzen demo: twelve gangs, and what happened to them</h1>",
             f'<p class="muted">{len(facts.workloads)} gang workloads, {len(attempts)} attempts. {_LEGEND}</p>',
             f"<p>Tenants:{keys}</p>{gantt(facts, tenant_colours)}",
             f"<h2>Checked</h2>{_table(('', 'what', 'found'), map(_check, checks))}",

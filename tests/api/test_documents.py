@@ -77,7 +77,7 @@ def test_smallest_document_has_the_documented_defaults() -> None:
     [("30s", 30.0), ("10m", 600.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("1d", 86400.0), (90, 90.0), ("500ms", 0.5)],
 )
 def test_durations(text: object, seconds: float) -> None:
-    """Durations are texts with units, or numbers of seconds."""
+    """Durations are strings with units, or numbers of seconds."""
     draft = read_workload(document(checkpoint={"interval": text}), None)
     assert draft.problems == []
     assert draft.spec().checkpoint.interval_s == seconds
@@ -89,7 +89,7 @@ def test_durations(text: object, seconds: float) -> None:
      ("1048576", 1 << 20), ("10M", 10**7)],
 )  # fmt: skip
 def test_sizes(text: object, size: int) -> None:
-    """Sizes are texts with units of 1000 or of 1024, or numbers of bytes."""
+    """Sizes are strings with units of 1000 or of 1024, or numbers of bytes."""
     draft = read_workload(resources(memory=text), None)
     assert draft.problems == []
     assert draft.spec().jobs[0].resources.memory_bytes == size
@@ -142,12 +142,12 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("half a task", job(tasks=1.5), "jobs[0].tasks", "must be an integer"),
     ("tasks as truth value", job(tasks=True), "jobs[0].tasks", "it is a truth value"),
     ("tasks beyond all bounds", job(tasks=10**30), "jobs[0].tasks", "from 1 to 100000"),
-    ("spans perhaps", job(span_clusters="perhaps"), "jobs[0].span_clusters", "must be true or false, it is a text"),
+    ("spans perhaps", job(span_clusters="perhaps"), "jobs[0].span_clusters", "must be true or false, it is a string"),
     ("no run", job(run=None), "jobs[0].run", "missing"),
     ("empty command", job(run=[]), "jobs[0].run", "must not be empty"),
     ("blank script", job(run=" \n"), "jobs[0].run", "must not be empty"),
     ("command of truth values", job(run=["true", True]), "jobs[0].run[1]", "put it in quotes"),
-    ("command as mapping", job(run={"a": 1}), "jobs[0].run", "list of texts"),
+    ("command as mapping", job(run={"a": 1}), "jobs[0].run", "list of strings"),
     ("script too long", job(run="x" * 100_000), "jobs[0].run", "at most 98304 bytes"),
     ("arguments too long", job(run=["x" * 50_000, "y" * 50_000]), "jobs[0].run", "at most 98304 bytes"),
     ("argument with NUL", job(run=["a\0"]), "jobs[0].run[0]", "NUL"),
@@ -334,7 +334,7 @@ PLAIN = [
 
 @pytest.mark.parametrize(("text", "value"), PLAIN, ids=[p[0][:12] or "empty" for p in PLAIN])
 def test_yaml_scalars(text: str, value: object) -> None:
-    """Of plain scalars only null, truth values and decimal numbers are not texts; quoted ones always are."""
+    """Of plain scalars only null, truth values and decimal numbers are not strings; quoted ones always are."""
     assert load_yaml(f"a: {text}".encode()) == {"a": value}
     assert load_yaml(f"a: '{text}'".encode()) == {"a": text}
 

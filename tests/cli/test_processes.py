@@ -253,11 +253,11 @@ def submitted(service: Service, name: str) -> list[str]:
 
 def test_a_sweep_waits_for_room_in_the_queue(start: Start, narrow: Service, tmp_path: Path) -> None:
     """Two of four workloads fit the queue: the command says so, waits, and submits the rest when these have started."""
-    process = start(narrow, "submit", "--patience", "2", sweep(tmp_path, "sweep"))
+    process = start(narrow, "submit", "--patience", "5", sweep(tmp_path, "sweep"))
     assert process.stderr is not None
     said = process.stderr.readline()
     assert "tenant vision has 2 workloads in the queue" in said and re.search(r"trying for (1d|23h 59m) more", said)
-    time.sleep(2.5)  # Longer than `--patience`, which is for an API that does not answer.
+    time.sleep(5.5)  # Longer than `--patience`, which is for an API that does not answer.
     for id_ in submitted(narrow, "sweep"):
         narrow.become(id_, Phase.RUNNING)
     out, _ = process.communicate(timeout=TIMEOUT_S)

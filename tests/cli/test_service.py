@@ -70,7 +70,7 @@ def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
     out, err = capsys.readouterr()
     assert out == ""
     assert f"{files[1]}: jobs[0].taks: unknown key; did you mean tasks? (got 'taks')\n" in err
-    assert f"{files[1]}: jobs[0].tasks: must be an integer from 1 to 100000, it is a text (got 'many')\n" in err
+    assert f"{files[1]}: jobs[0].tasks: must be an integer from 1 to 100000, it is a string (got 'many')\n" in err
     assert f"{files[2]}: tables[0]: unknown table; did you mean digits? (got 'digts')\n" in err
     assert len(err.splitlines()) == 3
     assert run(["ls", "--name", "alone", "-o", "json"]) == 0
@@ -271,7 +271,7 @@ def test_workloads_are_changed_each_for_itself(as_vision: Service, submit: Submi
     capsys.readouterr()
     assert run(["hold", one, two, "-o", "name"]) == 5
     out, err = capsys.readouterr()
-    assert out == f"{two}\n" and one in err and "it is succeeded" in err
+    assert out == f"{two}\n" and one in err and "has already ended with phase succeeded" in err
     assert run(["release", two, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["held_by"] is None
     assert run(["lower", two, "6", "-o", "json"]) == 0

@@ -171,8 +171,8 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (",daily,spark,,2026-11-21T03:00:00Z,,,,", "run: '': must be a text of 1 to 256 characters"),
-        ("r2,,spark,,2026-11-21T03:00:00Z,,,,", "job: '': must be a text"),
+        (",daily,spark,,2026-11-21T03:00:00Z,,,,", "run: '': must be a string of 1 to 256 characters"),
+        ("r2,,spark,,2026-11-21T03:00:00Z,,,,", "job: '': must be a string"),
         ("r2,daily,hive,,2026-11-21T03:00:00Z,,,,", "kind: 'hive': must be ml, spark or presto"),
         ("r2,daily,spark,Web,2026-11-21T03:00:00Z,,,,", "tables: 'Web': must be a name, or namespace.name"),
         ("r2,daily,spark,web.logs/,2026-11-21T03:00:00Z,,,,", "tables: 'web.logs/': must be a name, or namespace.name"),

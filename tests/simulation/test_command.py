@@ -247,7 +247,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         (["simulate"], "--fleet and --trace are needed, or --from-live"),
         (
             [*BASE, "--policy", "best"],
-            "--policy best: must be of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
+            "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
         ),
         ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
         ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
@@ -287,7 +287,9 @@ pools: [{region: west, name: burst, max_size: 2, idle_s: 300}]
     assert sum(found["hourly"]["usd"]) == pytest.approx(found["run"]["usd"])
     assert f"${found['run']['usd']:,.2f}" in Path("out.html").read_text()
     assert run([*BASE, "--policy", "all"]) == 2
-    assert "--policy federated: must be of global, global-joint, fifo where there are pools" in capsys.readouterr().err
+    assert (
+        "--policy federated: must be one of global, global-joint, fifo where there are pools" in capsys.readouterr().err
+    )
 
 
 def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:

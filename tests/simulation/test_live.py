@@ -143,9 +143,9 @@ def test_without_a_maximum_runtime_the_rest_is_drawn() -> None:
         (("quota.vision.a100",), (), "must be quota.TENANT.TYPE=SLOTS"),
         (("quota.vision.a100=-1",), (), "must be quota.TENANT.TYPE=SLOTS"),
         (("level.vision=1",), (), "must be quota.TENANT.TYPE=SLOTS"),
-        (("quota.nlp.a100=1",), (), "tenant 'nlp': must be of vision"),
-        (("quota.vision.h100=1",), (), "GPU type 'h100': must be of a100"),
-        ((), ("north",), "--drain north: must be of east, west"),
+        (("quota.nlp.a100=1",), (), "tenant 'nlp': must be one of vision"),
+        (("quota.vision.h100=1",), (), "GPU type 'h100': must be one of a100"),
+        ((), ("north",), "--drain north: must be one of east, west"),
         ((), ("east", "west"), "no region would be left"),
     ],
 )

@@ -175,7 +175,7 @@ def test_policies_by_name() -> None:
     ours = [name for name, policy in POLICIES.items() if policy.rival is None]
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in ours if p != "fifo")]
     assert [policy.name for policy in policies(["slurm", "kueue"])] == ["slurm", "kueue"]
-    with pytest.raises(ConfigurationError, match="--policy best: must be of global, global-joint, federated"):
+    with pytest.raises(ConfigurationError, match="--policy best: must be one of global, global-joint, federated"):
         policies(["best"])
 
 

@@ -8,7 +8,7 @@ from mizzen.cli.plain.spec import BadValue, seconds
 
 
 def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Option callback: seconds of a text such as `90s`, `1h30m` or `2d`, or of a number of seconds."""
+    """Option callback: seconds of a string such as `90s`, `1h30m` or `2d`, or of a number of seconds."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         if text is None:

@@ -1,6 +1,6 @@
 """What the API returns, as typed dictionaries: the JSON as it came, so that nothing of a newer server is lost.
 
-Times are ISO 8601 texts with a zone; sizes are bytes; an absent value is None.
+Times are ISO 8601 strings with a zone; sizes are bytes; an absent value is None.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict

@@ -1,7 +1,7 @@
 """YAML as the API reads it, so that a document means the same whoever reads it.
 
-Of plain scalars only null, truth values and decimal numbers are not texts: a date, a time of day and `010` stay what
-they look like. Keys are texts whatever they look like, and none may be given twice. Anchors and merge keys, which the
+Of plain scalars only null, truth values and decimal numbers are not strings: a date, a time of day and `010` stay what
+they look like. Keys are strings whatever they look like, and none may be given twice. Anchors and merge keys, which the
 API refuses, are resolved here.
 """
 

@@ -82,7 +82,7 @@ class Group:
 
 
 def seconds(text: str, above_zero: bool) -> float:
-    """The seconds of a text such as `90s`, `1h30m` or `2d`, or of a number of seconds.
+    """The seconds of a string such as `90s`, `1h30m` or `2d`, or of a number of seconds.
 
     Raises:
         BadValue: it is none, or 0 where it must be above that.
