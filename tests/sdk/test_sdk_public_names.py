@@ -1,0 +1,27 @@
+"""What users may import. `mizzen` and `mizzen.notices` have tests of their own."""
+
+from importlib import import_module
+
+import pytest
+
+PUBLIC = {
+    "mizzen.checkpoint": {
+        "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointWarning", "Checkpointer", "Checkpoints",
+        "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem", "ResumeError",
+        "Skipped", "StaleAttemptError", "StateError", "Tracked", "exit_preempted", "list_committed", "open_checkpoints",
+        "verify_resume",
+    },
+    "mizzen.objects": {"Body", "MissingObject", "ObjectInfo", "ObjectStore", "check_key", "open_store"},
+    "mizzen.cadence": {
+        "Cadence", "Choice", "Mtbf", "PLATFORMS", "Prior", "UNKNOWN", "best_interval_s", "best_until_end", "choose",
+        "expected_time", "expected_time_until_end", "mtbf", "mtbf_of_environ",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_names(name: str) -> None:
+    """The names of a package are exactly these, and each can be imported."""
+    package = import_module(name)
+    assert set(package.__all__) == PUBLIC[name]
+    assert all(hasattr(package, public) for public in PUBLIC[name])
