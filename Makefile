@@ -83,7 +83,7 @@ chaos-instances: setup $(VENV)/.compiled
 # The random tests with all of their examples, and reservations on a hundred random queues instead of four.
 properties: setup $(VENV)/.compiled
 	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
-	  tests/simulation tests/api/test_generated.py tests/activities/test_held.py $(ARGS)
+	  tests/simulation tests/api/test_generated.py tests/activities/test_scheduler_state.py $(ARGS)
 
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times: about five minutes.
 kill-loops: $(LIBRARIES)/.ready

@@ -56,7 +56,7 @@ _LONG = (
     "tests/netns/test_netns.py",
     "tests/bench/test_kill_loop.py",
     "tests/activities/test_nights.py",
-    "tests/activities/test_held.py",
+    "tests/activities/test_scheduler_state.py",
     "tests/sdk/test_sdk_kill.py",
     "tests/agent/test_fleet.py",
     "tests/bench/test_annealing.py",
