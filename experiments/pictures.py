@@ -19,18 +19,20 @@ _SAYS = {MIXED: "levels drawn", BY_TENANT: "levels by tenant"}
 def draw(found: Sequence[Outcome], folder: Path) -> list[str]:
     """Writes the pictures as SVG files into a folder; their names."""
     folder.mkdir(parents=True, exist_ok=True)
+    panels = {(t, v): [o for o in found if (o.case.trace, o.case.variant) == (t, v)] for v in _SAYS for t in TRACES}
+    panels = {panel: here for panel, here in panels.items() if here}
+    if not panels:
+        return []
     with matplotlib.rc_context(STYLE):
         for name, one in (("misses", _misses), ("waits", _waits)):
-            figure = Figure(figsize=(10, 7), layout="constrained")
-            for axes, (trace, variant) in zip(
-                figure.subplots(2, 2).flat, [(t, v) for t in TRACES for v in _SAYS], strict=True
-            ):
-                here = [o for o in found if o.case.trace == trace and o.case.variant == variant]
-                if here:
-                    axes.set_title(f"{trace}, {_SAYS[variant]}")
-                    one(axes, here)
-                else:
-                    axes.remove()
+            rows = -(-len(panels) // 2)
+            figure = Figure(figsize=(10, 0.6 + 3.2 * rows), layout="constrained")
+            places = figure.subplots(rows, 2, squeeze=False).flat
+            for axes, ((trace, variant), here) in zip(places, panels.items(), strict=False):
+                axes.set_title(f"{trace}, {_SAYS[variant]}")
+                one(axes, here)
+            for axes in places:  # A grid of two columns may have one panel less.
+                axes.remove()
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
                 figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
