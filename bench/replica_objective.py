@@ -21,7 +21,7 @@ from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWeights:
-    """What the weights of replicas weigh, against terms that are below 1 where a plan is good."""
+    """Weights of the three terms of replicas; the other terms are below 1 for a good plan."""
 
     nowhere: float = 10.0
     recovery: float = 1.0

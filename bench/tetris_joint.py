@@ -2,9 +2,9 @@
 
 Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with
 so little that they fill 70 %. Both ways are scored by `bench.replica_objective`: the gap is
-(two steps - together) / together. Together begins with the plan of the two steps, so it is never worse; what the same
-homes with the best replicas lack is told apart. The two steps may fill the storage with hot tables: by default half of
-it is left.
+(two steps - together) / together. The joint search starts from the plan of the two steps, so it is never worse. A
+separate line shows the gap if the homes stay and only the replicas are improved. The two steps may fill the storage
+with hot tables; by default they leave half of it.
 """
 
 from collections.abc import Iterator

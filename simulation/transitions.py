@@ -30,7 +30,7 @@ from simulation.workloads import Hardware
 
 @dataclass(frozen=True)
 class Happened:
-    """One event, for those who want to follow a run."""
+    """One event of a run, for observers."""
 
     at_s: float
     what: str

@@ -1,7 +1,7 @@
 """Awards one batch of the queue: places it in queue order, commits the plans, and starts again where a commit failed.
 
 Plans are made on the columns of the scheduler state and committed in Postgres, whose facts may have changed since. So a
-batch may take several rounds. Each round starts with the first workload that is neither awarded nor waiting.
+batch may take several rounds. A round covers the workloads, in queue order, whose outcome is still open.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Round:
+class AwardRound:
     """The outcomes of one round, in queue order, and how many of them were committed."""
 
     outcomes: Sequence[Outcome]
@@ -97,7 +97,7 @@ class BatchAward:
             # 5. Continue with the same workload, or with the next one.
             self._left = self._left[done.settled if self._tries_again(done) else done.settled + 1 :]
 
-    def _place(self) -> Round:
+    def _place(self) -> AwardRound:
         """Computes outcomes while earlier ones are committed."""
         outcomes: list[Outcome] = []
         bids, rebids = self._auction.stats.bids, self._auction.stats.rebids
@@ -111,9 +111,9 @@ class BatchAward:
         self.rebids += stats.rebids - rebids if is_first else stats.bids - bids
         self._answers = self._closed  # The bids that the batch came with are stale after the first round.
         self.awarded += committed.count
-        return Round(outcomes, committed)
+        return AwardRound(outcomes, committed)
 
-    def _wake(self, done: Round) -> None:
+    def _wake(self, done: AwardRound) -> None:
         if not done.committed.count:
             return
         with transaction(self._engine) as session:
@@ -121,12 +121,12 @@ class BatchAward:
             if any(map(_lets_others_evict, self._left[: done.settled], done.outcomes)):
                 outbox.wake_scheduler(session)
 
-    def _note(self, done: Round) -> None:
+    def _note(self, done: AwardRound) -> None:
         self.outcomes |= {outcome.workload: outcome for outcome in done.outcomes[: done.settled + 1]}
         settled = zip(self._left[: done.settled], done.outcomes, strict=False)
         self.waiting += [a for a, outcome in settled if outcome.bid is None]
 
-    def _read_anew(self, done: Round) -> None:
+    def _read_anew(self, done: AwardRound) -> None:
         for outcome in done.outcomes[done.settled :]:
             if outcome.plan is not None:
                 self._state.doubt(outcome.plan)
@@ -134,7 +134,7 @@ class BatchAward:
         self._auction = self._state.auction(self._scan)
         self._auction.forget_refusals()
 
-    def _tries_again(self, done: Round) -> bool:
+    def _tries_again(self, done: AwardRound) -> bool:
         """Whether the workload whose plan did not hold is placed again in this batch."""
         failed, bid = self._left[done.settled], done.outcomes[done.settled].bid
         workload = failed.queued.workload

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.scheduling.scan_result import QueuedWorkload, batch
+from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Candidate
 from auction.immunity import immune_to
@@ -44,7 +44,7 @@ _EVICTIONS = text("select victim, evictor from eviction where change = newest_ou
 class Asked:
     """One workload of a batch as regions are asked about it."""
 
-    queued: QueuedWorkload
+    queued: ScannedWorkload
     demand: WorkloadDemand
     request: PlacementRequest
     replicas: Replicas
@@ -59,8 +59,8 @@ class Asked:
         return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
-def asked(session: Session, queued: Sequence[QueuedWorkload]) -> list[Asked]:
-    """Those that are still queued and that nobody holds, in the same order, with what Postgres says of them."""
+def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[Asked]:
+    """The workloads that are still queued and not on hold, in the same order, with their demand from Postgres."""
     if not queued:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
@@ -83,7 +83,7 @@ def asked(session: Session, queued: Sequence[QueuedWorkload]) -> list[Asked]:
 
 
 def placement_request(
-    queued: QueuedWorkload, demand: WorkloadDemand, immune: frozenset[str] = frozenset()
+    queued: ScannedWorkload, demand: WorkloadDemand, immune: frozenset[str] = frozenset()
 ) -> PlacementRequest:
     """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
 

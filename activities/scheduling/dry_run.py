@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 from activities.scheduling.bids import Asked, placement_request
 from activities.scheduling.candidates import candidates, closed_to
 from activities.scheduling.reading import QueuedRow
-from activities.scheduling.scan_result import QueuedWorkload
+from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState, microseconds
 from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
@@ -51,7 +51,7 @@ def dry_run(
             ranked = _own(scan)
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
-        queued = QueuedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
+        queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
         asked = Asked(queued, demand, placement_request(queued, demand), replicas, state.now_s, level)
         shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)

@@ -18,7 +18,7 @@ from infra.db.logs import ScanBatch
 
 
 @dataclass(frozen=True)
-class QueuedWorkload:
+class ScannedWorkload:
     """One queued workload of a batch."""
 
     workload: str
@@ -36,7 +36,7 @@ class QueuedWorkload:
         return [*body, self.displaces] if self.displaces else body
 
     @classmethod
-    def from_json(cls, body: Sequence[Any]) -> "QueuedWorkload":
+    def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
         """What `to_json` gave."""
         workload, rank, types, reason, *displaces = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
@@ -54,14 +54,14 @@ class ScannedQueue:
     def __len__(self) -> int:
         return len(self._scan.order)
 
-    def batch(self, first: int, count: int) -> list[QueuedWorkload]:
+    def batch(self, first: int, count: int) -> list[ScannedWorkload]:
         """Those of a batch, in order."""
         queue, found = self._scan.queue, []
         for row in self._scan.order[first : first + count].tolist():
             ranked = self._scan.ranked(row)
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
-            found.append(QueuedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
+            found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces))
         return found
 
     def published(self) -> published.PublishedQueue:
@@ -94,13 +94,13 @@ def _kept(queue: QueueColumns) -> QueueColumns:
     return kept
 
 
-def put_batch(session: Session, scan: int, first: int, entries: Sequence[QueuedWorkload]) -> None:
+def put_batch(session: Session, scan: int, first: int, entries: Sequence[ScannedWorkload]) -> None:
     """Puts a batch where regions find it."""
     row = insert(ScanBatch).values(scan=scan, first=first, entries=[e.to_json() for e in entries])
     session.execute(row.on_conflict_do_nothing())
 
 
-def batch(session: Session, scan: int, first: int) -> list[QueuedWorkload]:
+def batch(session: Session, scan: int, first: int) -> list[ScannedWorkload]:
     """The entries of a batch; none where it is gone, because another scan came or Postgres crashed."""
     found = session.scalar(select(ScanBatch.entries).where(ScanBatch.scan == scan, ScanBatch.first == first))
-    return [QueuedWorkload.from_json(body) for body in found or ()]
+    return [ScannedWorkload.from_json(body) for body in found or ()]

@@ -1,8 +1,8 @@
 """The queue and the regions as one process of the schedulers holds them: columns that follow the change log.
 
-Nothing is read anew for a decision. Before one, `SchedulerState.current` takes over what has changed since the last
-look, in one transaction that sees Postgres at one moment: decisions are those of a full read at that moment, which is
-what a new process starts with, and one that fell behind what the log keeps.
+Decisions do not read tables. Before a decision, `SchedulerState.current` applies the changes since the last look, read
+from one snapshot of Postgres, so decisions equal those after a full read of that snapshot. A process does a full read
+when it starts, and when the log no longer reaches back to its last look.
 """
 
 import threading
@@ -154,7 +154,7 @@ class SchedulerState:
         """The database's clock at the last look."""
         self.full_reads = 0
         self._stats = Stats()
-        """Of all auctions: counts go on when everything is read anew."""
+        """Counters of all auctions. A full read does not reset them."""
         self._clear()
 
     def _clear(self) -> None:

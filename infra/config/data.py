@@ -61,7 +61,7 @@ class ReplicaSettings(Section):
 
 
 class NightlySettings(Section):
-    """When tables are placed anew, and how much of it at a time."""
+    """The nightly run of Tetris: when it starts, how long it may take, and how much it moves."""
 
     start: str | None = Field("02:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
     """A time of day in `time_zone`; None: only when an operator asks for it."""
@@ -71,7 +71,7 @@ class NightlySettings(Section):
     catch_up_s: float = Field(3600.0, gt=0)
     """A start that was missed, since Temporal was away, is made up for this long."""
     deadline_s: float = Field(6 * 3600.0, gt=0)
-    """After its start: no move begins later. Those that have begun are finished."""
+    """No move starts later than this after the start of the run; a move that has started is finished."""
     solve_s: float = Field(600.0, ge=0)
     at_once: int = Field(4, ge=1, le=64)
     """Moves at the same time."""

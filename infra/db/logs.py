@@ -144,7 +144,7 @@ class ScanBatch(Base):
     first: Mapped[int] = mapped_column(primary_key=True)
     """Where in the queue it begins, from 0."""
     entries: Mapped[list[Any]] = mapped_column(JSONB)
-    """`activities.scheduling.scan_result.QueuedWorkload` of each workload, as JSON."""
+    """`activities.scheduling.scan_result.ScannedWorkload` of each workload, as JSON."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 

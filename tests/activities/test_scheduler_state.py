@@ -14,7 +14,7 @@ from sqlalchemy import Engine, delete, select, text
 
 import gms.scan
 from activities.scheduling.bids import Asked, placement_request, region_bid
-from activities.scheduling.scan_result import QueuedWorkload
+from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.capacity import CapacityKind
 from domain.demand import WorkloadDemand, demand_of
@@ -69,7 +69,7 @@ def _requests() -> Iterator[Asked]:
     for number, jobs in enumerate(PROBES):
         for rank in (1, 4, 8):
             demand = WorkloadDemand(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
-            queued = QueuedWorkload("~probe", rank, None, None)
+            queued = ScannedWorkload("~probe", rank, None, None)
             yield Asked(queued, demand, placement_request(queued, demand), {}, 0.0, rank)
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from activities.scheduling.bids import placement_request
-from activities.scheduling.scan_result import QueuedWorkload
+from activities.scheduling.scan_result import ScannedWorkload
 from domain.demand import WorkloadDemand
 from domain.phases import Phase
 from domain.scheduling import RegionSnapshot
@@ -165,8 +165,8 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
 def test_a_request_has_the_types_and_the_rank_that_the_scan_found(world: World) -> None:
     """A workload that fits its quota on one of its types only asks for that one, else for all that it may run on."""
     demand = WorkloadDemand((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
-    asked = placement_request(QueuedWorkload("w", 3, (("h100",), ()), None), demand, frozenset({"e"}))
+    asked = placement_request(ScannedWorkload("w", 3, (("h100",), ()), None), demand, frozenset({"e"}))
     assert (asked.rank, [j.gpu_types for j in asked.jobs]) == (3, [("h100",), ()])
     assert asked.may_not_evict == {"e"}
-    free = placement_request(QueuedWorkload("w", 8, None, None), demand)
+    free = placement_request(ScannedWorkload("w", 8, None, None), demand)
     assert (free.rank, [j.gpu_types for j in free.jobs]) == (8, [("a100", "h100"), ()])

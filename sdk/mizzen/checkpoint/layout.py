@@ -23,7 +23,7 @@ _LEAST = 64
 _PIECES = 8
 """Small tensors are copied in so many pieces by two threads: one core does not saturate the memory bandwidth."""
 _FIRST_PIECES = 2
-"""Size of the first piece: the second thread copies it while the first one holds the GIL and compares the rest."""
+"""Pieces that make up the first copy: a second thread does it while this one holds the GIL and compares the rest."""
 
 
 class Encoder:
@@ -87,7 +87,7 @@ class _Copy:
     """One for each; a single one of one dimension for all if they are of one dimension as well, and of one type."""
 
     def make(self, sources: list[Any]) -> None:
-        """Copy them; their form must be `form`: with other shapes there would be other sizes, which have no place."""
+        """Copies `sources` into the block. Their form must be `form`: the block has no room for other sizes."""
         torch = loaded("torch")
         with torch.no_grad():
             if len(self.targets) < len(sources):
@@ -162,7 +162,7 @@ class _Layout:
                     if _form(sources) != copy.form:
                         return False
                     ready.append((copy, sources))
-                    # Copying starts before all forms are compared: nobody reads the blocks if a later form differs.
+                    # Copying may start before all forms are compared: if a later form differs, the blocks are dropped.
                     helper = helper or workers.submit(_make_all, ready)
                 if _form([values[leaf] for leaf in self._others]) != self._form or not self._large_as_stored(values):
                     return False
