@@ -50,7 +50,7 @@ $(VENV)/.collected: $(VENV)/.ready
 
 test: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The SDK against torch, transformers and lightning, in an environment of its own: they are large. It is installed by
 # pip, which also looks where its user has put a build of torch for the CPU alone; else it is the registry's, which on

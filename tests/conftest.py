@@ -1,6 +1,8 @@
 """Fixtures that several folders share: a real Postgres, and databases on it."""
 
+import faulthandler
 import gc
+import os
 import signal
 import subprocess
 import uuid
@@ -47,9 +49,40 @@ class Stacks(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
 
+    def schedule(self) -> None:
+        """Assigns tests. A worker that replaces a crashed one runs its last test only once it is told that no other
+        follows, which xdist does in a second call.
+        """
+        replaced = self.collection is not None
+        super().schedule()
+        if replaced:
+            super().schedule()
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
     return Stacks(config, log)
+
+
+_TEARDOWN_S = 120
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps a descriptor of the terminal: pytest redirects that of stderr while a test runs."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Ends a worker whose teardown hangs, with the tracebacks of its threads: after a test that failed, the limit of
+    pytest-timeout no longer applies.
+    """
+    faulthandler.dump_traceback_later(_TEARDOWN_S, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 _LONG = (

@@ -146,7 +146,7 @@ class Agent:
             # A worker one of whose activities falls silent while it is shut down may never end by itself.
             await asyncio.wait({self._running}, timeout=5.0)
             self._running.cancel()
-            await stopping
+            await asyncio.wait({stopping}, timeout=5.0)
         self._worker = self._running = None
 
     # --------------------------------------------------------------------------------------------------- its activities

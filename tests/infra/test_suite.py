@@ -1,0 +1,55 @@
+"""The suite itself: a test that hangs or kills its worker costs that test, not the run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+CONFTEST = """
+import tests.conftest
+from tests.conftest import pytest_configure, pytest_runtest_teardown, pytest_xdist_make_scheduler
+
+tests.conftest._TEARDOWN_S = 1
+"""
+HANGS = """
+import pathlib
+import time
+
+import pytest
+
+
+@pytest.fixture
+def hangs_once():
+    yield
+    mark = pathlib.Path("hung")
+    if not mark.exists():
+        mark.touch()
+        time.sleep(600)
+
+
+def test_fails_and_hangs(hangs_once):
+    assert pathlib.Path("hung").exists()
+
+
+def test_last():
+    pathlib.Path("last").touch()
+"""
+
+
+def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: Path) -> None:
+    """Its worker ends with tracebacks, another one takes over, and every test that is left runs."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    (tmp_path / "test_quick.py").write_text("def test_quick(): pass")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", str(tmp_path)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    assert (tmp_path / "last").exists(), done.stdout
+    assert "worker 'gw" in done.stdout and "hangs_once" in done.stderr
