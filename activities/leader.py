@@ -45,23 +45,27 @@ async def lead(
     interval_s: float,
     share: float = 1.0,
 ) -> None:
-    """Rounds until cancelled, while this process holds the advisory lock `lock`.
+    """Runs rounds until cancelled, while this process holds the advisory lock `lock`.
 
-    A round that fails is in the log, as `what`, and the next one comes all the same. `share` is the part of the time
-    that rounds may take: after a long one the pause is longer than `interval_s`.
+    A round that fails is logged, as `what`, and the next one begins after `interval_s`. `share` is the part of the time
+    that rounds may take: after long ones the pause is longer. A single long round does not lengthen it, nor do failed
+    ones: they waited for a service that was away, and the round after them has the most to repair.
     """
     leader: Connection | None = None
+    last_s = 0.0
     try:
         while True:
-            began_s = time.monotonic()
+            began_s, failed = time.monotonic(), False
             try:
                 leader = await in_thread(claim, engine, lock, leader)
                 if leader is not None:
                     await one_round()
             except Exception as error:  # Postgres or Temporal is away: the next round finds the same
+                failed = True
                 _log.warning("%s: %s; trying again", what, error)
-            took_s = time.monotonic() - began_s
-            await asyncio.sleep(max(interval_s, took_s / share))
+            took_s = 0.0 if failed else time.monotonic() - began_s
+            await asyncio.sleep(max(interval_s, min(took_s, last_s) / share))
+            last_s = took_s
     finally:
         if leader is not None:
             leader.invalidate()  # Back in its pool it would keep the lock.

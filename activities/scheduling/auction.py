@@ -29,7 +29,9 @@ _LONGEST_REST_S = 1.0
 _SHORT_PASS_S = 0.05
 """So much of a pass is free: while the queue is short, the next need not wait."""
 _PUBLISHING_SHARE = 0.1
-"""A long queue is published no oftener than that it takes this part of the time."""
+"""Publishing a long queue takes at most this part of the time."""
+_LONGEST_UNPUBLISHED_S = 30.0
+"""Limits the pause after a publication that waited for the database."""
 
 
 class AuctionActivities:
@@ -97,7 +99,7 @@ class AuctionActivities:
         with transaction(self._engine) as session:
             published.publish(session, scanned.published(), self._counters)
         took_s = time.monotonic() - began_s
-        self._publish_from_s = began_s + took_s / _PUBLISHING_SHARE
+        self._publish_from_s = began_s + min(took_s / _PUBLISHING_SHARE, took_s + _LONGEST_UNPUBLISHED_S)
         return None
 
     # ----------------------------------------------------------------------------------------------------------- awards

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,6 +293,26 @@ def test_a_scan_publishes_the_queue(world: World) -> None:
     assert found.scan == ticket.scan and len(found) == 2
     assert [id_ for _, id_ in found.of_tenant(None)] == [r.id for r in queue]
     assert [found.entry(row).position for row in range(2)] == [1, 2]
+
+
+def test_a_publication_that_waited_does_not_delay_the_next_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database blocks one for ten minutes: the next is due half a minute later, not after a share of the time."""
+    now_s = [1000.0]
+
+    def blocked(*_: object) -> None:
+        now_s[0] += 600.0
+
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    world.submit(job(gpus=2))
+    ticket = world.bid()
+    monkeypatch.setattr(auction, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(published, "publish", blocked)
+    world.award(ticket)
+    assert world.auction._scanned is not None
+    assert world.auction._publish(world.auction._scanned) == 30.0
 
 
 def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
