@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting test test-integrations lint format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment experiment-pools clean
+.PHONY: setup demo demo-bursting test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment experiment-pools clean
 
 setup: $(VENV)/.ready
 
@@ -113,6 +113,18 @@ lint: setup
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/pre-commit validate-config
+	@$(BIN)/towncrier build --draft --version next >/dev/null
+	@$(MAKE) -s docs
+
+# Into site/; a link or an anchor that leads nowhere is an error.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { ! grep -vE '^INFO '; }
+
+# The fragments of changelog.d/ as the section of a release, at the top of CHANGELOG.md: make changelog VERSION=0.2.0
+changelog: setup
+	@test -n '$(VERSION)' || { echo "make changelog VERSION=0.2.0" >&2; exit 2; }
+	@$(BIN)/towncrier build --yes --version '$(VERSION)'
 
 format: setup
 	@$(BIN)/ruff check -q --fix .

@@ -1,9 +1,13 @@
 """What the README and the examples tell a new user to type, typed on a stack with the default fleet."""
 
 import os
+import random
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +17,26 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 ADDRESS = "http://127.0.0.1:8080"
 
 
+def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
+    """Writes a small trace in the form of the Philly trace, with the most GPUs in its last days."""
+    chance, begin = random.Random(5), datetime(2017, 10, 3)
+    lines = ["timestamp,duration,num_gpus,gpu_time,cluster"]
+    for at_s in sorted(days * 86400 * chance.random() ** 0.5 for _ in range(rows)):
+        gpus, duration_s = chance.choice((1, 1, 2, 8)), chance.choice((300.0, 3000.0, 30000.0))
+        stamp = (begin + timedelta(seconds=int(at_s))).isoformat(sep=" ")
+        lines.append(f"{stamp},{duration_s},{gpus},{gpus * duration_s},{chance.choice('abcdef')}")
+    path.write_text("\n".join(lines) + "\n")
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack as `mizzen up` starts it in a folder that looks like a checkout."""
     up = Up(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120)
     up.data = up.folder / "mizzen-data"
-    for name in (".venv", "examples", "sdk"):
+    for name in (".venv", "sdk"):
         (up.folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "examples", up.folder / "examples")
+    write_philly(up.folder / "philly.csv")
     try:
         up.start()
         yield up
@@ -30,7 +47,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def _typed(stack: Up, commands: str) -> str:
     """What a shell prints that runs the commands one after the other, each of which must succeed."""
-    assert ADDRESS in commands
     script = commands.replace(ADDRESS, f"http://127.0.0.1:{stack.ports['port']}")
     environment = {**os.environ, "HOME": str(stack.folder), "XDG_CONFIG_HOME": str(stack.folder / ".config")}
     done = subprocess.run(
@@ -55,14 +71,29 @@ def test_the_first_workload_of_the_readme(stack: Up) -> None:
     assert "rank 0 of 2" in said and "rank 1 of 2" in said and "succeeded" in said
 
 
-def test_the_digits(stack: Up) -> None:
-    """The example trains to its end as shipped."""
-    readme = (ROOT / "examples" / "digits" / "README.md").read_text()
-    said = _typed(stack, "\n".join(re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)))
-    assert "succeeded" in said and "accuracy" in said
+def _commands_of(example: Path) -> str:
+    """Returns the shell commands of an example's README."""
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```", (example / "README.md").read_text(), re.MULTILINE | re.DOTALL))
 
 
-def test_every_example_says_how_to_run_it() -> None:
-    """No example without a README."""
-    examples = [folder for folder in (ROOT / "examples").iterdir() if folder.is_dir()]
-    assert len(examples) >= 2 and all((folder / "README.md").exists() for folder in examples)
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/README.md"))
+PRINTS = {
+    "checkpoints": ("started at step 0", "is whole", "resumed at step", "finished at step 600"),
+    "digits": ("succeeded", "accuracy"),
+    "hello": ("hello from rank 0 of 2", "hello from rank 1 of 2", "succeeded"),
+    "philly": ("global-joint", "MISSED IN QUOTA"),
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example(stack: Up, example: Path) -> None:
+    """The commands of its README succeed, one after the other, and print what it promises."""
+    said = _typed(stack, _commands_of(example))
+    assert [text for text in PRINTS[example.name] if text not in said] == [], said
+
+
+def test_every_example_is_in_the_gallery() -> None:
+    """Each folder has a README with commands, and a row in the list of examples."""
+    folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    listed = set(re.findall(r"\]\((\w+)/README\.md\)", (ROOT / "examples" / "README.md").read_text()))
+    assert folders == listed == {example.name for example in EXAMPLES if _commands_of(example)}
